@@ -21,8 +21,8 @@ import (
 // registration sets another one. It is the default of Karmada.
 const DefaultClusterNamespace = "karmada-cluster"
 
-// ReasonTaken is the reason of the condition Ready of a Cluster whose ID belongs to an older Cluster.
-const ReasonTaken = "ClusterIDTaken"
+// ReasonIDTaken is the reason of the condition Ready of a Cluster whose ID belongs to an older Cluster.
+const ReasonIDTaken = "ClusterIDTaken"
 
 // ExecutionSpace returns the hub namespace with the Works of a Cluster.
 func ExecutionSpace(cluster string) string { return clusterv1alpha1.ExecutionSpacePrefix + cluster }
@@ -86,7 +86,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 func clusterRefusal(c *clusterv1alpha1.Cluster) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
-	case ready != nil && ready.Reason == ReasonTaken && c.DeletionTimestamp.IsZero():
+	case ready != nil && ready.Reason == ReasonIDTaken && c.DeletionTimestamp.IsZero():
 		return ready.Message
 	case len(validation.IsDNS1123Label(c.Name)) > 0 || len(c.Name) > clusterv1alpha1.MaxClusterName:
 		return "metadata.name: must be a DNS label of at most 48 characters"

@@ -54,12 +54,12 @@ func TestFromCluster(t *testing.T) {
 			m.Ready, m.Down, m.DownMessage, m.KubernetesVersion = true, true, "silent", "v1.34.0"
 		}},
 		"never reached": {clusterv1alpha1.Cluster{Spec: pull, Status: clusterv1alpha1.ClusterStatus{}}, func(*fleet.Member) {}},
-		"a taken id is refused": {clusterv1alpha1.Cluster{Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonTaken, "taken")}, func(m *fleet.Member) {
+		"a taken id is refused": {clusterv1alpha1.Cluster{Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonIDTaken, "taken")}, func(m *fleet.Member) {
 			m.Ready, m.Down, m.DownMessage, m.KubernetesVersion, m.Refused = true, true, "taken", "v1.34.0", "taken"
 		}},
 		"nobody is refused by a status while leaving": {
 			clusterv1alpha1.Cluster{
-				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonTaken, "taken"),
+				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonIDTaken, "taken"),
 			},
 			func(m *fleet.Member) {
 				m.Ready, m.Down, m.DownMessage, m.KubernetesVersion, m.Deleting = true, true, "taken", "v1.34.0", true

@@ -435,7 +435,7 @@ func (h *hub) newTransport() (deliver.Transport, error) {
 
 // newComposer returns the Composer, which builds the bundles of summaries.
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts Options, pool *sandbox.Pool) (*summaries.Composer, error) {
-	hubUID, err := join.HubUID(ctx, live)
+	hubUID, err := join.ClusterUID(ctx, live)
 	if err != nil {
 		return nil, err
 	}

@@ -39,10 +39,10 @@ type HubAddress struct {
 }
 
 // FindHubAddress returns the default address of the hub for agents: given, else the address in ConfigMap
-// kube-public/cluster-info, else the one in the hub's own configuration, unless that is in-cluster. Each set field of
-// given replaces the field of the address that was found. If given has a Server but no CA, the CA of an in-cluster
-// configuration is used. configMaps reads ConfigMaps of the hub. FindHubAddress returns ErrNoHubAddress if there is no
-// address.
+// kube-public/cluster-info, else the address in the hub's own configuration, unless that is in-cluster. Each set field
+// of given replaces the field of the address that was found. If given has a Server but no CA, the CA of an in-cluster
+// configuration is used, too. configMaps reads ConfigMaps of the hub. FindHubAddress returns ErrNoHubAddress if there
+// is no address.
 func FindHubAddress(ctx context.Context, configMaps client.Reader, hub *rest.Config, given HubAddress) (HubAddress, error) {
 	if given.Server != "" && len(given.CA) > 0 {
 		return given, nil
@@ -85,10 +85,10 @@ func publishedAddress(ctx context.Context, configMaps client.Reader) (HubAddress
 	return HubAddress{}, nil
 }
 
-// configuredAddress returns the address in a configuration, without its proxy. It reads the CA file.
+// configuredAddress returns the address in a configuration, without its proxy, and with the content of its CA file.
 func configuredAddress(config *rest.Config) (HubAddress, error) {
 	config = rest.CopyConfig(config)
-	config.CertFile, config.KeyFile = "", "" // LoadTLSFiles reads them too
+	config.CertFile, config.KeyFile = "", "" // LoadTLSFiles would read them, too
 	err := rest.LoadTLSFiles(config)
 	if err != nil {
 		err = fmt.Errorf("read the certificate authority of %s: %w", config.Host, err)
@@ -112,13 +112,12 @@ func (a HubAddress) merge(b HubAddress) HubAddress {
 	return a
 }
 
-// withOptions returns the address for an agent with these options.
 func (a HubAddress) withOptions(o AgentOptions) HubAddress {
 	return a.merge(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
 }
 
 // addressFor returns the hub's address for an agent with these options. hub is the configuration of the user who
-// registers the cluster. It must verify the hub's certificate, unless o has a HubCA.
+// registers the cluster. It must verify the hub's certificate, or o must have a HubCA.
 func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	if hub.Insecure && o.HubCA == "" {
 		return HubAddress{}, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must: " +
@@ -133,7 +132,6 @@ func (a HubAddress) Kubeconfig(token, delivery string) *clientcmdapi.Config {
 	return tokenKubeconfig(a.clusterEntry(), agentName, token, delivery)
 }
 
-// clusterEntry returns the cluster entry of a kubeconfig with the address.
 func (a HubAddress) clusterEntry() *clientcmdapi.Cluster {
 	return &clientcmdapi.Cluster{Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL}
 }

@@ -34,25 +34,25 @@ type ApplyRequest struct {
 	PullRequest
 	// Member is the caller's configuration for the cluster. Neither the hub nor the agent gets it.
 	Member *rest.Config
-	// Wait limits the wait until the cluster is ready, and until a former agent is removed. With 0, RegisterAndApply does
-	// not wait.
+	// Wait limits the wait until a former agent is removed, and then the wait until the cluster is ready. With 0,
+	// RegisterAndApply does not wait.
 	Wait time.Duration
-	// Progress is called with one line for each change of the state that is waited for. It may be nil.
+	// Progress is called with the reason for a wait when the reason changes. It may be nil.
 	Progress func(string)
 }
 
 // ErrNotReady is returned if a cluster is registered and its agent applied, but the cluster was not ready in time.
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
-// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, and writes lines like
-// `kubectl apply` to out. Then it waits until the cluster is ready, and returns the member's Kubernetes version. If it
+// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, and writes lines to out as
+// `kubectl apply` does. Then it waits until the cluster is ready, and returns the member's Kubernetes version. If it
 // fails, or ctx ends, before the wait, it rolls both sides back. If the wait fails, it returns ErrNotReady and rolls
 // nothing back.
 func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyRequest, out io.Writer) (version string, err error) {
 	if err := request.Validate(); err != nil {
 		return "", err
 	}
-	// This check is first, because a registration may revoke tokens, which cannot be rolled back.
+	// Check this before the registration, which may revoke tokens: that cannot be rolled back.
 	if err := checkAccess(ctx, request.Member); err != nil {
 		return "", fmt.Errorf("check the access to the cluster: %w", err)
 	}
@@ -60,19 +60,20 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 	if err != nil {
 		return "", err
 	}
-	a, err := newAgentApplier(r.hub, request)
+	member, resources, err := NewClient(request.Member, accessTimeout)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}
+	a := &agentApplier{hub: r.hub, member: member, resources: resources, request: request, writer: rollback.New(member, string(uuid.NewUUID()))}
 	if err := a.checkNameUnused(ctx); err != nil {
 		return "", err
 	}
 	if err := a.checkNoOtherAgent(ctx); err != nil {
 		return "", err
 	}
-	r.log.AddUndo(a.log.RollBack)
+	r.writer.AddUndo(a.writer.RollBack)
 	apply := func(manifest []byte) error {
-		// Only heartbeats after this one count: an earlier agent may have sent it.
+		// awaitReady needs a later heartbeat: an earlier agent may have sent this one.
 		var err error
 		if _, a.heartbeat, err = a.readClusterAndHeartbeat(ctx); err != nil {
 			return err
@@ -92,23 +93,13 @@ type agentApplier struct {
 	member    client.Client
 	resources foreign.Resources
 	request   ApplyRequest
-	log       *rollback.Log
+	writer    *rollback.Writer
 	// heartbeat is the last heartbeat before the manifest was applied, nil for none.
 	heartbeat *metav1.MicroTime
-	// progress is the last argument of Progress.
-	progress string
+	// reported is the last argument of Progress.
+	reported string
 }
 
-func newAgentApplier(hub client.Client, request ApplyRequest) (*agentApplier, error) {
-	member, resources, err := NewClient(request.Member, accessTimeout)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the cluster: %w", err)
-	}
-	log := rollback.New(member, string(uuid.NewUUID()))
-	return &agentApplier{hub: hub, member: member, resources: resources, request: request, log: log}, nil
-}
-
-// applyManifest applies the manifest, and writes one line per object to out, as kubectl does.
 func (a *agentApplier) applyManifest(ctx context.Context, manifest []byte, out io.Writer) error {
 	objects, err := kube.DecodeManifest(manifest)
 	if err != nil {
@@ -132,8 +123,8 @@ func (a *agentApplier) applyManifest(ctx context.Context, manifest []byte, out i
 }
 
 // awaitUninstallation waits until a former agent is removed from the cluster. A deregistration can succeed before that,
-// since an agent reports to the hub first and removes itself then. Only an agent that removes itself sets owner
-// references.
+// since an agent reports to the hub first and removes itself then. Only an agent that removes itself makes its
+// ClusterRole the owner of its objects. role has no UID, so FindUninstalling returns each object with that owner.
 func (a *agentApplier) awaitUninstallation(ctx context.Context, objects []*unstructured.Unstructured) error {
 	var refs []kube.Ref
 	for _, obj := range objects {
@@ -156,10 +147,10 @@ func (a *agentApplier) applyObject(ctx context.Context, obj *unstructured.Unstru
 		}
 		if !found {
 			namespace.Name, namespace.Labels, namespace.Annotations = obj.GetName(), obj.GetLabels(), obj.GetAnnotations()
-			return rollback.Created, ensureNamespaceWithRollback(ctx, a.member, a.log, a.resources, namespace)
+			return rollback.Created, ensureNamespaceWithRollback(ctx, a.member, a.writer, a.resources, namespace)
 		}
 	}
-	_, result, err := a.log.Apply(ctx, obj, nil)
+	_, result, err := a.writer.Apply(ctx, obj, nil)
 	return result, err
 }
 
@@ -173,7 +164,7 @@ func kubectlName(obj *unstructured.Unstructured) string {
 	return name + "/" + obj.GetName()
 }
 
-// checkNameUnused returns an error if an agent on another cluster is alive under this name.
+// checkNameUnused returns an error if another member is registered with this name, and its agent is alive.
 func (a *agentApplier) checkNameUnused(ctx context.Context) error {
 	cluster, found, err := findCluster(ctx, a.hub, a.request.Request)
 	if err != nil || !found {
@@ -197,9 +188,9 @@ func (a *agentApplier) checkNameUnused(ctx context.Context) error {
 	return checkSameMember(a.request.Request, uid, lease.Annotations[kube.AnnotationMember])
 }
 
-// memberUID returns the uid of the member's kube-system namespace, which identifies it; "" if it may not be read.
+// memberUID is ClusterUID for a member. It returns "" if the namespace may not be read.
 func memberUID(ctx context.Context, member client.Reader) (string, error) {
-	uid, err := HubUID(ctx, member)
+	uid, err := ClusterUID(ctx, member)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		return "", nil
 	}
@@ -209,7 +200,7 @@ func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	return uid, nil
 }
 
-// checkSameMember returns an error if both uids are known and differ. registered is the uid that the hub has recorded.
+// checkSameMember returns an error if both uids are known and differ. registered is the recorded uid of the cluster.
 func checkSameMember(r Request, uid, registered string) error {
 	if uid == "" || registered == "" || uid == registered {
 		return nil
@@ -296,14 +287,14 @@ func (a *agentApplier) awaitReady(ctx context.Context) (version string, err erro
 }
 
 func (a *agentApplier) report(state string) {
-	if a.request.Progress != nil && state != a.progress {
+	if a.request.Progress != nil && state != a.reported {
 		a.request.Progress(state)
 	}
-	a.progress = state
+	a.reported = state
 }
 
-// readState describes the state of the agent and of the hub. It includes errors in the description, since either side
-// may be unavailable for a moment.
+// readState returns a description of the agent and the hub for Progress. The description includes errors, since either
+// side may be unavailable for a moment.
 func (a *agentApplier) readState(ctx context.Context) (state, version string, isReady bool) {
 	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
@@ -330,7 +321,7 @@ func (a *agentApplier) readState(ctx context.Context) (state, version string, is
 	return "agent: " + agent + "; hub: " + hub, status.Version, isReady
 }
 
-// agentState describes the agent on the member. isAvailable is whether the rollout of its Deployment is complete.
+// agentState returns a description of the agent on the member, and whether the rollout of its Deployment is complete.
 func agentState(ctx context.Context, member client.Client) (state string, isAvailable bool, err error) {
 	deployment := &unstructured.Unstructured{}
 	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))

@@ -39,7 +39,7 @@ service/sveltos-applier-metrics-service created
 deployment.apps/sveltos-applier-manager created
 secret/c-sveltos-kubeconfig created
 `
-	// againConfigured is what the same manifest with a new token changes.
+	// againConfigured is the output for the same manifest with a new token.
 	againConfigured = "secret/c-sveltos-kubeconfig configured\n"
 )
 
@@ -63,7 +63,7 @@ func applied() []struct {
 	}
 }
 
-// onMember returns what is on the member of the manifest, without what the API server and controllers write.
+// onMember returns the manifest's objects on the member, without the fields that the API server and controllers write.
 func onMember(t *testing.T, memberClient client.Client) map[string]any {
 	t.Helper()
 	found := map[string]any{}
@@ -124,7 +124,7 @@ func loseAnswer(request *http.Request, next http.RoundTripper) (*http.Response, 
 	return nil, err
 }
 
-// TestRegisterAndApply tells one story on one member: failures at every object, success, failures over what is there,
+// TestRegisterAndApply runs on one member: a failure at every object, a success, failures with existing objects, and a
 // success again.
 func TestRegisterAndApply(t *testing.T) {
 	t.Parallel()

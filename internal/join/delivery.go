@@ -26,7 +26,7 @@ func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 	return namespace
 }
 
-// holderOf returns the value of the claim annotation, by which a cluster holds namespace.
+// holderOf returns the value of the claim annotation with which the cluster of r holds namespace.
 func holderOf(r Request, namespace string) string {
 	return fleet.DeliveryHolder(r.Namespace, r.Name, namespace)
 }
@@ -34,8 +34,8 @@ func holderOf(r Request, namespace string) string {
 // checkDelivery returns an error if the cluster's name is too long for a label, or its annotation names a foreign
 // namespace.
 func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
-	if long := fleet.ValidatePullName(cluster); long != "" {
-		return errors.New(long)
+	if problem := fleet.ValidatePullName(cluster); problem != "" {
+		return errors.New(problem)
 	}
 	if _, isForeign := fleet.DeliveryNamespace(cluster); isForeign {
 		return fmt.Errorf("annotation %s names namespace %s, which is not the cluster's", kube.AnnotationDeliveryNS, cluster.Annotations[kube.AnnotationDeliveryNS])
@@ -43,18 +43,9 @@ func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
 	return nil
 }
 
-// claimDeliveryNamespace claims a delivery namespace for one cluster alone, and returns its name: the cluster's own
-// namespace if no other pull-mode cluster has claimed it, else one whose name is derived from namespace and name. A
-// cluster keeps its claim, independent of its annotation.
-func (r *registration) claimDeliveryNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
-	claimed, err := r.claimedDeliveryNamespace(ctx, r.hub)
-	if claimed != "" || err != nil {
-		return claimed, err
-	}
-	return r.claimFreeNamespace(ctx, cluster)
-}
-
-// claimFreeNamespace is claimDeliveryNamespace for a cluster that has claimed no namespace.
+// claimFreeNamespace claims a delivery namespace for a cluster without a claim, and returns its name: the cluster's own
+// namespace if no other pull-mode cluster has claimed that, else a new namespace whose name is derived from the
+// cluster's namespace and name.
 func (r *registration) claimFreeNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
 	if err := checkDelivery(cluster); err != nil {
 		return "", err
@@ -79,8 +70,8 @@ func (r *registration) claimFreeNamespace(ctx context.Context, cluster *libv1bet
 	return derived, r.claimNamespace(ctx, derived)
 }
 
-// claimedDeliveryNamespace returns the namespace that the cluster has claimed, or "" if there is none or it is being
-// deleted.
+// claimedDeliveryNamespace returns the namespace that the cluster has claimed, or "" without a claim and if the
+// namespace is being deleted. A cluster keeps its claim, independent of its annotation.
 func (r *registration) claimedDeliveryNamespace(ctx context.Context, reader client.Reader) (string, error) {
 	claimed, err := claimedNamespaces(ctx, reader, r.request)
 	for _, namespace := range claimed {
@@ -93,8 +84,8 @@ func (r *registration) claimedDeliveryNamespace(ctx context.Context, reader clie
 	return "", err
 }
 
-// claimedNamespaces returns the namespaces that the cluster has claimed, the derived one first. There are two if a
-// cluster lost its annotation and claimed its own namespace then.
+// claimedNamespaces returns the namespaces that the cluster has claimed, the derived one first. There are two if the
+// cluster claimed its own namespace after it had lost its annotation.
 func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*metav1.PartialObjectMetadata, error) {
 	var claimed []*metav1.PartialObjectMetadata
 	for _, name := range []string{fleet.DerivedNamespace(r.Namespace, r.Name), r.Namespace} {
@@ -110,9 +101,9 @@ func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*me
 	return claimed, nil
 }
 
-// claimNamespace annotates the namespace with its holder. It returns errClaimed if another cluster holds it. A derived
-// namespace must have been created for the cluster: users who may read in an existing one could read the deliveries. If
-// the cache is stale, the write fails, and the namespace is read from the hub.
+// claimNamespace annotates the namespace with its holder. It returns errClaimed if another cluster holds the namespace.
+// A derived namespace must have been created for the cluster: users who may read in an existing namespace could read
+// the deliveries. If the cache is stale, the write fails, and claimNamespace reads the namespace from the hub.
 func (r *registration) claimNamespace(ctx context.Context, name string) error {
 	holder, reader := holderOf(r.request, name), r.cache
 	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
@@ -156,8 +147,8 @@ func patchHolder(ctx context.Context, hub client.Client, namespace *metav1.Parti
 	return hub.Patch(ctx, namespace, patch, client.FieldOwner(kube.FieldManager))
 }
 
-// checkUnused returns errClaimed if a namespace without a claim has the Lease of another cluster's agent: its claim was
-// lost.
+// checkUnused returns errClaimed if a namespace without a claim has the Lease of another cluster's agent: that
+// cluster's claim was lost.
 func (r *registration) checkUnused(ctx context.Context, name string) error {
 	leases := &coordinationv1.LeaseList{}
 	if err := r.cache.List(ctx, leases, client.InNamespace(name), client.HasLabels{registrationLabel}); err != nil {

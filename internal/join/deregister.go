@@ -39,7 +39,7 @@ const (
 // ErrNotRegistered is returned if the hub has no object of the cluster's registration.
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
-// ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues it.
+// ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues.
 var ErrStillDeregistering = errors.New("the deregistration continues")
 
 // DeregisterRequest is a request to remove a cluster from the fleet.
@@ -47,8 +47,8 @@ type DeregisterRequest struct {
 	Request
 	// KeepAddons orphans the deployed objects: they stay on the cluster without ownership labels.
 	KeepAddons bool
-	// Force completes the deregistration after Wait even if objects stay on the member. If the member answers then, the
-	// hub waits 30 s more for the deletion of the objects.
+	// Force completes the deregistration after Wait, even if objects stay on the member. If the member then responds to
+	// the hub, the hub waits 30 s more for the deletion of the objects.
 	Force bool
 	// Wait limits the wait for the hub. Default: DeregisterWait. With a negative value, Deregister does not wait.
 	Wait time.Duration
@@ -56,12 +56,12 @@ type DeregisterRequest struct {
 	Progress func(string)
 }
 
-// DeregisterResult is the result of a deregistration.
+// DeregisterResult is the result of Deregister.
 type DeregisterResult struct {
 	// Deleted are the objects that were deleted on the hub, in order.
 	Deleted []kube.Ref
-	// Left describes the releases and objects that stay on the member: because of KeepAddons, or because the member was
-	// not reached or did not delete them in time. In the latter case they are the last known ones.
+	// Left describes the releases and objects that stay on the member, because of KeepAddons, or because the member was
+	// not reached or did not delete them in time. If the member was not reached, they are the last known ones.
 	Left []string
 	// Kept are the objects that stay on the hub because Towline did not create them.
 	Kept []Kept
@@ -70,10 +70,9 @@ type DeregisterResult struct {
 }
 
 // Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub. The
-// hub withdraws its deployments, waits until a pull-mode agent has removed itself, and deletes identity and
+// hub withdraws its deployments, waits until a pull-mode agent has removed itself, and deletes the identity and the
 // credentials. If no hub reconciles the cluster, Deregister deletes the objects of the registration itself. It can be
-// interrupted and called again. It returns ErrNotRegistered, or, if the hub has not finished in time,
-// ErrStillDeregistering with the reason.
+// interrupted and called again. It returns ErrNotRegistered, or ErrStillDeregistering with the reason.
 func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (DeregisterResult, error) {
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
@@ -100,11 +99,11 @@ type deregistration struct {
 	result    DeregisterResult
 	// deployed describes the releases and objects that were on the member before the deletion.
 	deployed []string
-	// hadHub is true if the SveltosCluster had the finalizer of a hub. Then its status lists the objects that stay on the
-	// member.
-	hadHub bool
-	// progress is the argument of the last call of Progress.
-	progress string
+	// hadFinalizer is true if a hub had set its finalizer. Then the status of the SveltosCluster lists the objects that
+	// stay on the member.
+	hadFinalizer bool
+	// reported is the argument of the last call of Progress, without its prefix.
+	reported string
 }
 
 func (d *deregistration) run(ctx context.Context) error {
@@ -113,7 +112,7 @@ func (d *deregistration) run(ctx context.Context) error {
 		return err
 	}
 	if !found {
-		// Continue a deregistration whose SveltosCluster is deleted.
+		// An earlier deregistration may have ended after the deletion of the SveltosCluster.
 		cluster.Namespace, cluster.Name, cluster.Spec.PullMode = d.request.Namespace, d.request.Name, true
 		return d.deleteHubObjects(ctx, cluster)
 	}
@@ -128,7 +127,7 @@ func (d *deregistration) run(ctx context.Context) error {
 	if d.deployed, err = readDeployed(ctx, d.hubClient, d.request.Request); err != nil {
 		return err
 	}
-	d.hadHub = controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster)
+	d.hadFinalizer = controllerutil.ContainsFinalizer(cluster, kube.FinalizerCluster)
 	if err := d.requestDeletion(ctx, cluster); err != nil {
 		return err
 	}
@@ -147,8 +146,8 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	if !cluster.DeletionTimestamp.IsZero() {
 		return fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	}
-	// The options must be set before the deletion. The dry run comes first: a caller who may not delete the object must
-	// not leave options on it for a later deletion.
+	// The hub must read the options before the deletion. The dry run is first: a caller who may not delete the object must
+	// not leave options for a later deletion on it.
 	if err := d.deleteCluster(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
@@ -158,7 +157,6 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	return d.deleteCluster(ctx, cluster)
 }
 
-// deleteCluster deletes exactly the SveltosCluster that was read.
 func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
 	options = append(options, client.Preconditions{UID: &cluster.UID})
 	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
@@ -194,7 +192,7 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 }
 
 // watchUntilDeleted watches the SveltosCluster until it is deleted, at most for limit. It copies each change to
-// cluster, so that the caller sees the last status before the deletion.
+// cluster, which then has the last status before the deletion.
 func (d *deregistration) watchUntilDeleted(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (isDeleted bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -228,20 +226,20 @@ func (d *deregistration) watchUntilDeleted(ctx context.Context, cluster *libv1be
 
 func (d *deregistration) reportProgress(cluster *libv1beta1.SveltosCluster) {
 	message, isWaiting := strings.CutPrefix(cluster.Status.FailureMessage, WaitingPrefix)
-	if isWaiting && d.request.Progress != nil && message != d.progress {
-		d.progress = message
+	if isWaiting && d.request.Progress != nil && message != d.reported {
+		d.reported = message
 		d.request.Progress("waiting for " + message)
 	}
 }
 
-// finish sets the result, and deletes the objects that no hub has deleted, unless the cluster has been registered
-// again. before are the objects of the registration before the deletion.
+// finish sets the result. It deletes the remaining objects of the registration, unless the cluster has been registered
+// again. before are the objects of the registration before the deletion of the SveltosCluster.
 func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
 	d.result.Deleted = append(d.result.Deleted, kube.RefIn(d.hubClient.Scheme(), cluster))
 	for _, obj := range before {
 		d.result.Deleted = append(d.result.Deleted, kube.RefIn(d.hubClient.Scheme(), obj))
 	}
-	if d.request.KeepAddons || !d.hadHub {
+	if d.request.KeepAddons || !d.hadFinalizer {
 		d.result.Left = d.deployed
 	}
 	for _, left := range fleet.ListLeftBehind(cluster) {
@@ -249,7 +247,7 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 			d.result.Left = append(d.result.Left, left)
 		}
 	}
-	if !d.hadHub && cluster.Status.AgentLastReportTime != nil {
+	if !d.hadFinalizer && cluster.Status.AgentLastReportTime != nil {
 		d.result.Left = append(d.result.Left, fleet.AgentLeft)
 	}
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
@@ -259,7 +257,6 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 	return d.deleteHubObjects(ctx, cluster)
 }
 
-// deleteHubObjects deletes the remaining objects of the registration, and adds them to the result.
 func (d *deregistration) deleteHubObjects(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	cleanup, err := DeleteHubObjects(ctx, d.hubClient, d.resources, cluster)
 	d.result.Kept = cleanup.Kept

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-func TestDeregisterThatIsRefusedLeavesNoOrder(t *testing.T) {
+func TestForbiddenDeregisterLeavesNoOptions(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "refused")

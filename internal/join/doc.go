@@ -27,7 +27,6 @@
 //   - claim: the annotation on a delivery namespace that names its holder, the only cluster that may use it.
 //   - deliveries: the groups, contents and content key in a delivery namespace.
 //
-// Rollback: the SveltosCluster owns the objects in its namespace. A registration that fails restores the
-// SveltosCluster, or deletes the one that it created with all its objects. Establish is never rolled back: it can be
-// repeated.
+// Rollback: the SveltosCluster owns the objects in its namespace. A registration that fails restores an existing
+// SveltosCluster, or deletes a new one with all its objects. Establish is never rolled back: it can be repeated.
 package join

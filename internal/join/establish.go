@@ -10,7 +10,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -24,7 +23,7 @@ var ErrDeregistering = errors.New("it is being deregistered; wait until that is 
 
 // Establish creates or repairs the objects on the hub for the agent of an existing pull-mode SveltosCluster: delivery
 // namespace and claim, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. It returns the delivery namespace.
-// First it restores the policy of EnsureTokenPolicy if the policy is missing. It writes only objects that must change.
+// First it creates the policy of EnsureTokenPolicy if the policy is missing. It writes only objects that must change.
 // It returns ErrForeign if another party created one of the objects, ErrDeregistering if the cluster is being deleted,
 // and kube.ErrNoAdmissionPolicies if the hub cannot limit the tokens of agents. Manifests creates the registration
 // Secret. hub must read from the API server.
@@ -42,7 +41,10 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 	case live.DeletionTimestamp != nil:
 		return "", ErrDeregistering
 	}
-	if delivery, err = r.claimDeliveryNamespace(ctx, live); err != nil {
+	if delivery, err = r.claimedDeliveryNamespace(ctx, r.hub); delivery == "" && err == nil {
+		delivery, err = r.claimFreeNamespace(ctx, live)
+	}
+	if err != nil {
 		return "", err
 	}
 	if err := r.annotateCluster(ctx, live, delivery); err != nil {
@@ -52,9 +54,8 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 }
 
 // EstablishNew is Establish for a SveltosCluster that the caller has just created. It creates the other objects without
-// reading them first, and reads namespaces and Leases from cache. If the cache is stale, the write of the claim fails,
-// and is repeated with the namespace as the API server returns it. The caller must have called EnsureSharedObjects
-// before.
+// reading them first, and reads namespaces and Leases from cache. If the cache is stale, it reads the namespace from
+// the hub and repeats the write of the claim. The caller must have called EnsureSharedObjects before.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	if err := enforceTokenPolicy(ctx, hub); err != nil {
 		return "", err
@@ -82,8 +83,9 @@ func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, c
 	return delivery, err
 }
 
-// RestoreDeliveryAnnotation writes the delivery namespace to the annotation of a SveltosCluster, if the annotation was
-// lost or changed. Without a claim, or without the SveltosCluster, it does nothing. The cluster may be in deletion.
+// RestoreDeliveryAnnotation writes the claimed delivery namespace to the annotation of a SveltosCluster, if the
+// annotation was lost or changed. Without a claim, or without the SveltosCluster, it does nothing. The cluster may be
+// in deletion.
 func RestoreDeliveryAnnotation(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
 	r := registrationOf(hub, cluster)
 	claimed, err := r.claimedDeliveryNamespace(ctx, r.hub)
@@ -97,7 +99,6 @@ func RestoreDeliveryAnnotation(ctx context.Context, hub client.Client, cluster *
 	return r.annotateCluster(ctx, live, claimed)
 }
 
-// annotateCluster writes the delivery namespace to the annotation of the SveltosCluster.
 func (r *registration) annotateCluster(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if namespace, isForeign := fleet.DeliveryNamespace(cluster); namespace == delivery && !isForeign {
 		return nil
@@ -110,8 +111,7 @@ func (r *registration) annotateCluster(ctx context.Context, cluster *libv1beta1.
 	return nil
 }
 
-// ownerOf returns the owner reference to a SveltosCluster.
-func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
+func clusterOwner(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	return metav1.OwnerReference{
 		APIVersion: libv1beta1.GroupVersion.String(), Kind: "SveltosCluster", Name: cluster.Name, UID: cluster.UID,
 	}
@@ -124,25 +124,12 @@ func (r *registration) ensureAgentIdentity(ctx context.Context, cluster *libv1be
 			return err
 		}
 	}
-	for _, obj := range r.agentIdentity(cluster, delivery) {
+	for _, obj := range agentIdentity(r.request, cluster, delivery) {
 		if err := r.apply(ctx, obj, r.checkOwn); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// agentIdentity returns the desired objects of the agent's identity on the hub, with the registration label. The
-// SveltosCluster owns those in its namespace.
-func (r *registration) agentIdentity(cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
-	objects := identityObjects(r.request, delivery)
-	for _, obj := range objects {
-		if obj.GetNamespace() == r.request.Namespace {
-			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
-		}
-		withRegistrationLabel(obj, r.request.Name)
-	}
-	return objects
 }
 
 // EnsureSharedObjects creates the objects on the hub that all agents need: kube.AgentNamespace and the Role of
@@ -158,11 +145,11 @@ func EnsureSharedObjects(ctx context.Context, hub client.Client) error {
 // EnsureSharedRole creates or repairs the Role in kube.AgentNamespace with which agents read shared bundles, see
 // sharedRole, and returns its name. The namespace must exist.
 func EnsureSharedRole(ctx context.Context, hub client.Client) (name string, err error) {
-	_, _, err = rollback.New(hub, "").Apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()), nil)
+	_, _, err = rollback.New(hub, "").Apply(ctx, desiredSharedRole(), nil)
 	return sharedRole, err
 }
 
-// deleteObject deletes exactly the object that was read: it returns a conflict if the object was created again since.
+// deleteObject deletes obj. It returns a conflict if the object was deleted and created again since its read.
 func deleteObject(ctx context.Context, c client.Client, obj client.Object) error {
 	uid := obj.GetUID()
 	if err := c.Delete(ctx, obj, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
@@ -178,8 +165,8 @@ func (r *registration) ensureRegistrationSecret(ctx context.Context, owner metav
 	return secret, r.applyOwn(ctx, secret)
 }
 
-// renewRegistrationSecret is ensureRegistrationSecret, but it replaces a Secret whose token the agent has exchanged:
-// the hub is about to delete that Secret, and a new token that is bound to it would become invalid.
+// renewRegistrationSecret is ensureRegistrationSecret, but it replaces a Secret whose token the agent has exchanged for
+// one of its own: the hub is about to delete that Secret, which would invalidate a new token.
 func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
 	secret, err := r.ensureRegistrationSecret(ctx, owner)
 	if err != nil {
@@ -187,19 +174,13 @@ func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1
 	}
 	lease := &coordinationv1.Lease{}
 	_, err = read(ctx, r.hub, lease, client.ObjectKey{Namespace: delivery, Name: r.request.Name})
-	if err != nil || exchangedSecretUID(lease) != secret.UID {
+	if err != nil || lease.Annotations[kube.AnnotationExchanged] != string(secret.UID) {
 		return secret, err
 	}
 	if err := deleteObject(ctx, r.hub, secret); err != nil {
 		return nil, err
 	}
 	return r.ensureRegistrationSecret(ctx, owner)
-}
-
-// exchangedSecretUID returns the uid of the registration Secret of the last manifest token that the agent exchanged, or
-// "".
-func exchangedSecretUID(lease *coordinationv1.Lease) types.UID {
-	return types.UID(lease.Annotations[kube.AnnotationExchanged])
 }
 
 // revokeTokens invalidates all tokens of a cluster: it deletes the objects to which they are bound.
@@ -238,21 +219,30 @@ const anchorSuffix = "-sveltos-agent"
 // cluster's manifests are bound. While the cluster waits for its agent, the Secret contains a manifest and its token.
 func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
 
-// identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.
-func identityObjects(r Request, delivery string) []client.Object {
-	account := &corev1.ServiceAccount{ObjectMeta: objectMeta(r.Namespace, r.Name)}
-	// The agent writes its spec.
-	lease := &coordinationv1.Lease{ObjectMeta: objectMeta(delivery, r.Name)}
-	anchor := &corev1.Secret{ObjectMeta: objectMeta(r.Namespace, AnchorSecret(r.Name))}
-	objects := []client.Object{account, anchor, lease}
-	own, deliveryRules := clusterNamespaceRules(r), deliveryNamespaceRules(r)
+// agentIdentity returns the desired objects of the agent's identity on the hub, in the order of their creation. The
+// SveltosCluster owns the objects in its namespace.
+func agentIdentity(r Request, cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
+	clusterRules := clusterNamespaceRules(r)
 	if delivery == r.Namespace {
-		objects = append(objects, role(r.Namespace, r.Name, append(own, deliveryRules...)), agentRoleBinding(r, r.Namespace, r.Name, r.Name))
-	} else {
-		objects = append(objects, role(r.Namespace, r.Name, own), agentRoleBinding(r, r.Namespace, r.Name, r.Name),
-			role(delivery, r.Name, deliveryRules), agentRoleBinding(r, delivery, r.Name, r.Name))
+		clusterRules = append(clusterRules, deliveryNamespaceRules(r)...)
 	}
-	return append(objects, agentRoleBinding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
+	objects := []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: objectMeta(r.Namespace, r.Name)},
+		&corev1.Secret{ObjectMeta: objectMeta(r.Namespace, AnchorSecret(r.Name))},
+		&coordinationv1.Lease{ObjectMeta: objectMeta(delivery, r.Name)}, // the agent writes its spec
+		role(r.Namespace, r.Name, clusterRules), agentRoleBinding(r, r.Namespace, r.Name, r.Name),
+	}
+	if delivery != r.Namespace {
+		objects = append(objects, role(delivery, r.Name, deliveryNamespaceRules(r)), agentRoleBinding(r, delivery, r.Name, r.Name))
+	}
+	objects = append(objects, agentRoleBinding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
+	for _, obj := range objects {
+		if obj.GetNamespace() == r.Namespace {
+			obj.SetOwnerReferences([]metav1.OwnerReference{clusterOwner(cluster)})
+		}
+		withRegistrationLabel(obj, r.Name)
+	}
+	return objects
 }
 
 // sharedBinding returns the name of a cluster's RoleBinding in kube.AgentNamespace. It is unique, since DNS labels have
@@ -280,10 +270,10 @@ func deliveryNamespaceRules(r Request) []rbacv1.PolicyRule {
 	}
 }
 
-func sharedRules() []rbacv1.PolicyRule {
-	return []rbacv1.PolicyRule{
+func desiredSharedRole() *rbacv1.Role {
+	return role(kube.AgentNamespace, sharedRole, []rbacv1.PolicyRule{
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
-	}
+	})
 }
 
 func role(namespace, name string, rules []rbacv1.PolicyRule) *rbacv1.Role {

@@ -76,7 +76,7 @@ func TestEstablishNewReadsOnlyThePolicy(t *testing.T) {
 	}
 }
 
-// staleReader returns former versions of namespaces, nil for one that did not exist.
+// staleReader returns former versions of namespaces, and NotFound for a nil version.
 type staleReader struct {
 	client.Reader
 	former map[string]*metav1.PartialObjectMetadata

@@ -308,7 +308,7 @@ func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
 	_, hubClient := hub(t)
 	for name, test := range map[string]struct {
 		second bool   // of the second cluster, which has a derived namespace
-		says   string // what the annotation is changed to
+		says   string // the changed value of the annotation
 	}{
 		"lost":                      {second: true},
 		"changed to the own one":    {second: true, says: "own"},

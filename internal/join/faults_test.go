@@ -29,7 +29,7 @@ var requestFaults = map[string]func(cancel func()) faults.Effect{
 	"forbidden":   func(func()) faults.Effect { return faults.Forbid },
 }
 
-// leftBy is what is left of a registration of cluster c in the namespace.
+// leftBy returns the remaining objects of a registration of cluster c in the namespace.
 func leftBy(t *testing.T, hubClient client.Client, namespace string) []string {
 	t.Helper()
 	left := inNamespace(t, hubClient, namespace)
@@ -115,8 +115,8 @@ func TestAFailureAtAnyStepOfAnotherRegistrationKeepsTheFirst(t *testing.T) {
 	}
 }
 
-// A running hub adds its finalizer, and repairs what is missing, while the registration is at work.
-func TestUndoingWaitsForTheHub(t *testing.T) {
+// A running hub adds its finalizer, and repairs missing objects, during the registration.
+func TestRollbackWaitsForTheHub(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	r := pullRequest(plane.Namespace(t, "withhub"), "c")

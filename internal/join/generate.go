@@ -20,7 +20,7 @@ type GenerateRequest struct {
 	// Namespace and ServiceAccount name the ServiceAccount. Default of both: projectsveltos.
 	Namespace      string
 	ServiceAccount string
-	// Create creates or repairs the namespace, the account, and its RBAC with all permissions.
+	// Create creates or repairs the namespace, the ServiceAccount, and its RBAC with all permissions.
 	Create bool
 	// ExpirationSeconds is the requested life of the token, at least 600. With 0, the cluster decides it.
 	ExpirationSeconds int64
@@ -45,8 +45,7 @@ func (r GenerateRequest) Validate() error {
 }
 
 // GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount of the cluster. If it fails, or ctx ends, it
-// rolls back its writes. Otherwise the objects stay: the deregistration of clusters that use the account does not
-// delete them.
+// rolls back its writes. Otherwise the objects stay, even after the deregistration of clusters that use the account.
 func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -62,31 +61,22 @@ func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateReq
 	i.setUser("generated-"+shortHash(account.String()), "a generated kubeconfig of "+account.String())
 	kubeconfig, err := i.generate(ctx, cluster, r)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("generate a kubeconfig: %w", err), i.log.RollBack(ctx))
+		return nil, errors.Join(fmt.Errorf("generate a kubeconfig: %w", err), i.writer.RollBack(ctx))
 	}
 	return kubeconfig, nil
 }
 
 func (i *memberIdentity) generate(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
-	if err := i.ensureAccount(ctx, r); err != nil {
-		return nil, err
+	if r.Create {
+		if err := i.ensure(ctx); err != nil {
+			return nil, err
+		}
+	} else if found, err := read(ctx, i.member, &corev1.ServiceAccount{}, i.account); err != nil || !found {
+		return nil, cmp.Or(err, fmt.Errorf("ServiceAccount %s does not exist; --create makes it", i.account))
 	}
 	secret := ""
 	if r.ServiceAccountToken {
 		secret = i.account.Name
 	}
 	return i.kubeconfig(ctx, cluster, secret, time.Duration(r.ExpirationSeconds)*time.Second)
-}
-
-// ensureAccount creates or repairs the account with r.Create. Otherwise it returns an error if the account does not
-// exist.
-func (i *memberIdentity) ensureAccount(ctx context.Context, r GenerateRequest) error {
-	if r.Create {
-		return i.ensure(ctx)
-	}
-	found, err := read(ctx, i.member, &corev1.ServiceAccount{}, i.account)
-	if err == nil && !found {
-		err = fmt.Errorf("ServiceAccount %s does not exist; --create makes it", i.account)
-	}
-	return err
 }

@@ -53,7 +53,7 @@ func registerAgainByKubeconfig(t *testing.T, p push) {
 	if diff := cmp.Diff(string(r.Kubeconfig), string(p.kubeconfig(t, cluster))); diff != "" {
 		t.Errorf("kubeconfig (-want +got):\n%s", diff)
 	}
-	// It says nothing of an identity, so there is none to take back.
+	// The cluster has no AnnotationMemberIdentity, so the identity must stay.
 	if err := join.DeleteMemberObjects(t.Context(), p.member.Config, p.hubUID, cluster); err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ type HubCleanupResult struct {
 // be interrupted and called again.
 func DeleteHubObjects(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (HubCleanupResult, error) {
 	r := newHubCleanup(hub, resources, cluster)
-	if err := r.deleteOwn(ctx); err != nil {
+	if err := r.run(ctx); err != nil {
 		return r.result, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
 	return r.result, nil
@@ -68,8 +68,8 @@ func newHubCleanup(hub client.Client, resources foreign.Resources, cluster *libv
 	return &hubCleanup{hub: hub, resources: resources, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 }
 
-// deleteOwn deletes the deliveries, the objects of the registration, and the claim or the claimed namespaces.
-func (r *hubCleanup) deleteOwn(ctx context.Context) error {
+// run deletes the deliveries, the objects of the registration, and the claims or the claimed namespaces.
+func (r *hubCleanup) run(ctx context.Context) error {
 	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (r *hubCleanup) deleteOwn(ctx context.Context) error {
 			return err
 		}
 	}
-	// The claim reserves the namespace for this cluster. It is removed last.
+	// A claim reserves the namespace for this cluster until all its objects are deleted.
 	for _, namespace := range claimed {
 		if err := r.releaseNamespace(ctx, namespace); err != nil {
 			return err
@@ -98,12 +98,12 @@ func (r *hubCleanup) deleteOwn(ctx context.Context) error {
 	return nil
 }
 
-// readObjects reads the objects with the names of this cluster's registration. own are those that a registration
+// readObjects reads the objects with the names of this cluster's registration. own are the objects that a registration
 // created, in the order of their deletion: the ServiceAccount is last, since its deletion invalidates all credentials.
-// kept are those that another party created, such as the sveltosctl of Sveltos.
+// kept are the objects that another party created, such as the sveltosctl of Sveltos.
 func (r *hubCleanup) readObjects(ctx context.Context, claimed []*metav1.PartialObjectMetadata) (own []client.Object, kept []Kept, err error) {
 	q := r.request
-	// Only other parties create these. They are not listed for users who may not read them.
+	// Only other parties create these three. If the user may not read them, they are ignored.
 	objects := []client.Object{
 		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, q.Name)},
 		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", q.Namespace+"-"+q.Name)},
@@ -142,8 +142,8 @@ func (r *hubCleanup) readObjects(ctx context.Context, claimed []*metav1.PartialO
 	return own, kept, nil
 }
 
-// owns returns whether a registration of this cluster created obj. Clusters with this name in other namespaces have
-// another owner reference.
+// owns returns whether a registration of this cluster created obj. A cluster with the same name in another namespace
+// has the same label, and another owner reference.
 func (r *hubCleanup) owns(obj client.Object) bool {
 	return obj.GetLabels()[registrationLabel] == r.request.Name &&
 		!slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
@@ -152,7 +152,7 @@ func (r *hubCleanup) owns(obj client.Object) bool {
 		})
 }
 
-// deleteDeliveries deletes the deliveries. Agents do not treat a missing group as a withdrawal.
+// deleteDeliveries deletes the deliveries in a namespace. Agents do not treat a missing group as a withdrawal.
 func (r *hubCleanup) deleteDeliveries(ctx context.Context, delivery string) error {
 	if len(r.request.Name) > fleet.MaxPullName {
 		return nil // a label cannot have this name, and nothing was created for it
@@ -177,7 +177,6 @@ func (r *hubCleanup) deleteDeliveries(ctx context.Context, delivery string) erro
 	return nil
 }
 
-// deleteObject deletes exactly the object that was read, and adds it to the result.
 func (r *hubCleanup) deleteObject(ctx context.Context, obj client.Object) error {
 	err := deleteObject(ctx, r.hub, obj)
 	if apierrors.IsConflict(err) {

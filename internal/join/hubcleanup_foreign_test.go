@@ -19,7 +19,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and returns it without the
+// madeBySveltos creates the objects of Sveltos's sveltosctl for a pull-mode cluster, and returns them without the
 // namespace.
 func madeBySveltos(t *testing.T, hubClient client.Client, namespace, cluster string) []*unstructured.Unstructured {
 	t.Helper()
@@ -122,7 +122,7 @@ func TestForeignKubeconfigsOfAPushClusterAreListed(t *testing.T) {
 	}
 }
 
-func TestDeregisterOfWhatIsNotThereListsWhatHasItsName(t *testing.T) {
+func TestDeregisterOfUnknownClusterListsKeptObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := newNamespace(t, hubClient, "nothing")

@@ -71,7 +71,7 @@ func TestDeleteHubObjectsKeepsForeignObjects(t *testing.T) {
 	}
 }
 
-func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
+func TestDeregisterReportsTheReasonForTheWait(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "waits")
@@ -106,14 +106,14 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 	}
 }
 
-func TestDeregisterByForceDoesNotWaitForAHubThatIsNotThere(t *testing.T) {
+func TestForcedDeregisterWithoutHub(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "nohub")
 	registered(t, plane, pullRequest(n, "c"))
 	cluster := clusterNamed(t, hubClient, n, "c")
 	hold := []byte(`{"metadata":{"finalizers":["` + kube.FinalizerCluster + `"]}}`)
-	// This is what a hub that stopped said last.
+	// The last message of a hub that has stopped.
 	said := []byte(`{"status":{"failureMessage":"` + join.WaitingPrefix + `its agent to remove itself"}}`)
 	for _, err := range []error{
 		hubClient.Patch(t.Context(), cluster, client.RawPatch(types.MergePatchType, hold)),

@@ -24,8 +24,8 @@ import (
 // accessTimeout is the timeout of requests to a member during a registration or a renewal of its token.
 const accessTimeout = 10 * time.Second
 
-// parseKubeconfig returns the current context of a kubeconfig as a configuration, and as a kubeconfig without the other
-// contexts. It returns an error if the context refers to files or programs.
+// parseKubeconfig returns the current context of a kubeconfig: as a configuration, and as a kubeconfig without the
+// other contexts. It returns an error if the context refers to files or programs.
 func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
 	loaded, err := fleet.LoadKubeconfig(kubeconfig)
 	if err != nil {
@@ -101,8 +101,8 @@ func ProxyOf(config *rest.Config) (string, error) {
 	return proxy.String(), nil
 }
 
-// awaitAccess repeats checkAccess until it succeeds, at most for accessTimeout: a member authorizes a new account with
-// a delay.
+// awaitAccess calls checkAccess until it succeeds, at most for accessTimeout: the permissions of a new account take
+// effect with a delay.
 func awaitAccess(ctx context.Context, kubeconfig []byte) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -130,7 +130,7 @@ func checkAccess(ctx context.Context, member *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("it cannot be used: %w", err)
 	}
-	// The inventory of a member is in these Secrets. Without it, the hub deploys nothing.
+	// The hub stores the inventory of a member in these Secrets, and deploys nothing without it.
 	review, err := clientset.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Verb: "create", Resource: "secrets", Namespace: kube.AgentNamespace,

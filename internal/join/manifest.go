@@ -25,7 +25,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DefaultAgentImage is the container image of the agent unless a registration names another one.
+// DefaultAgentImage is the default container image of the agent.
 const DefaultAgentImage = "towline:latest"
 
 // The names of the agent's objects on a member, the same as in Sveltos. Existing manifests and patches contain them.
@@ -37,8 +37,8 @@ const (
 	controlPlaneLabel = "control-plane"
 )
 
-// KubeconfigSecret returns the name of the Secret with a kubeconfig: for the member, on the hub, in push mode, and for
-// the hub, on the member, in pull mode.
+// KubeconfigSecret returns the name of the Secret with a kubeconfig: in push mode, on the hub, the kubeconfig for the
+// member; in pull mode, on the member, the agent's kubeconfig for the hub.
 func KubeconfigSecret(cluster string) string { return fleet.KubeconfigSecretName(cluster) }
 
 // KubeconfigKey is the key of the kubeconfig in that Secret.
@@ -153,7 +153,7 @@ type Manifests struct {
 	Cache client.Reader
 	// Address is the default address of the hub for agents. AgentOptions can replace it.
 	Address HubAddress
-	// Image is the default container image of agents. AgentOptions can replace it. Default: DefaultAgentImage.
+	// Image is the default of AgentOptions.Image. Default: DefaultAgentImage.
 	Image string
 	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
@@ -162,10 +162,11 @@ type Manifests struct {
 
 // Reconcile writes or deletes the registration Secret of a cluster. Establish must have returned for the cluster. Until
 // the agent connects, Reconcile keeps a manifest in the Secret, and renews its token after renewalFraction of its life.
-// When the agent has exchanged the token, or has connected, it deletes the Secret: all copies of the manifest become
-// invalid. RegisterPull creates a Secret without a manifest; it is kept until the agent has exchanged its token.
-// Reconcile must be called again after the returned time, unless that is zero. It returns ErrNoHubAddress if no address
-// for the agent is known, and ErrPatch if the manifest cannot be patched; then the Secret keeps the earlier manifest.
+// When the agent has connected, or has exchanged the token for one of its own, it deletes the Secret: all copies of the
+// manifest become invalid. It keeps a Secret without a manifest, which RegisterPull creates, until the agent has
+// exchanged the token. Reconcile must be called again after the returned time, unless that is zero. It returns
+// ErrNoHubAddress if no address for the agent is known, and ErrPatch if the manifest cannot be patched; then the Secret
+// keeps the earlier manifest.
 func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
@@ -178,10 +179,10 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if err != nil {
 		return 0, err
 	}
-	if existing != nil && exchangedSecretUID(lease) == existing.UID {
+	if existing != nil && lease.Annotations[kube.AnnotationExchanged] == string(existing.UID) {
 		return 0, deleteObject(ctx, m.Hub, existing)
 	}
-	// A Lease that is older than the cluster is of an earlier cluster with the same name.
+	// A Lease that is older than the cluster belongs to an earlier cluster with the same name.
 	isEarlier := lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
 	if !cluster.Status.Ready && (lease.Spec.RenewTime == nil || isEarlier) {
 		r.isNew = existing == nil
@@ -200,7 +201,7 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 // ensureManifest writes a manifest with a new token to the registration Secret, if the Secret has no manifest, or its
 // token must be renewed, or the rest of the manifest has changed. It returns the time until the next renewal.
 func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
-	options, err := optionsOf(cluster)
+	options, err := ParseAgentOptions(cluster.Annotations[kube.AnnotationAgentOptions])
 	if err != nil {
 		return 0, err
 	}
@@ -212,7 +213,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if err != nil {
 		return 0, err
 	}
-	secret, err := r.ensureRegistrationSecret(ctx, ownerOf(cluster))
+	secret, err := r.ensureRegistrationSecret(ctx, clusterOwner(cluster))
 	if err != nil {
 		return 0, err
 	}
@@ -222,14 +223,14 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 		return agent.encode()
 	}
 	life := options.manifestTokenLife()
-	former := ReadToken(string(secret.Data[manifestTokenKey]))
-	manifest, err := encode(former.Text)
+	existing := ReadToken(string(secret.Data[manifestTokenKey]))
+	manifest, err := encode(existing.Text)
 	if err != nil {
 		return 0, err
 	}
-	left := former.Issued.Add(former.RenewAfter(life)).Sub(m.Clock.Now())
+	left := existing.Issued.Add(existing.RenewAfter(life)).Sub(m.Clock.Now())
 	// After a restore the Secret has a new uid, and its token is invalid.
-	if left > 0 && former.BoundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
+	if left > 0 && existing.BoundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
 		return left, nil
 	}
 	issued, err := requestManifestToken(ctx, m.Hub, secret, life)
@@ -248,7 +249,8 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	return issued.RenewAfter(life), nil
 }
 
-// registrationSecretMetadata reads the metadata of the registration Secret. It returns nil for none or a foreign one.
+// registrationSecretMetadata reads the metadata of the registration Secret. It returns nil if the Secret does not exist
+// or is foreign.
 func (r *registration) registrationSecretMetadata(ctx context.Context, cache client.Reader) (*metav1.PartialObjectMetadata, error) {
 	secret := newPartialMetadata("Secret")
 	found, err := read(ctx, cache, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})

@@ -22,7 +22,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// waiting is an established cluster whose agent has never come, and who keeps its manifest.
+// waiting is an established cluster whose agent has never connected, with the Manifests that keep its manifest.
 type waiting struct {
 	plane     *localkube.Plane
 	hubClient client.Client
@@ -52,7 +52,7 @@ func (w *waiting) keep(t *testing.T) time.Duration {
 	return again
 }
 
-// manifest is the one that is kept; nil if there is none.
+// manifest returns the manifest in the registration Secret, or nil.
 func (w *waiting) manifest(t *testing.T) []byte {
 	t.Helper()
 	secret := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c"))
@@ -62,7 +62,7 @@ func (w *waiting) manifest(t *testing.T) []byte {
 	return secret.Data[join.ManifestKey]
 }
 
-// connect lets the agent report what it exchanged.
+// connect makes the agent connect and report the Secret whose token it has exchanged.
 func (w *waiting) connect(t *testing.T, exchanged types.UID) {
 	t.Helper()
 	w.cluster.Status.Ready, w.cluster.Status.ConnectionStatus = true, libv1beta1.ConnectionHealthy
@@ -91,7 +91,7 @@ func (w *waiting) beat(t *testing.T, at time.Time) {
 	}
 }
 
-// accepted says whether the hub accepts the credential of config, which is that of an agent of cluster namespace/c.
+// accepted returns whether the hub accepts the credential of config, which belongs to the agent of cluster namespace/c.
 func accepted(t *testing.T, config *rest.Config, namespace string) bool {
 	t.Helper()
 	_, err := kubernetes.NewForConfigOrDie(config).CoordinationV1().Leases(namespace).Get(t.Context(), "c", metav1.GetOptions{})
@@ -101,7 +101,7 @@ func accepted(t *testing.T, config *rest.Config, namespace string) bool {
 	return err == nil
 }
 
-func TestKeepRenewsAtFourFifthsOfTheTokensLife(t *testing.T) {
+func TestReconcileRenewsAtFourFifthsOfTheTokensLife(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	if again := w.keep(t); again != 48*time.Minute {
@@ -129,8 +129,8 @@ func TestKeepRenewsAtFourFifthsOfTheTokensLife(t *testing.T) {
 	}
 }
 
-// TestKeepCompletesTheSecretOfAnEarlierVersion has a Secret with a manifest and without its token.
-func TestKeepCompletesTheSecretOfAnEarlierVersion(t *testing.T) {
+// TestReconcileCompletesTheSecretOfAnEarlierVersion has a Secret with a manifest and without its token.
+func TestReconcileCompletesTheSecretOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
@@ -149,7 +149,7 @@ func TestKeepCompletesTheSecretOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-func TestKeepFollowsTheOptions(t *testing.T) {
+func TestReconcileFollowsTheOptions(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
@@ -165,7 +165,7 @@ func TestKeepFollowsTheOptions(t *testing.T) {
 	wantText(t, err, `unknown field "imgae"`)
 }
 
-func TestKeepNeedsAnAddress(t *testing.T) {
+func TestReconcileNeedsAnAddress(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.manifests.Address = join.HubAddress{}
@@ -179,7 +179,7 @@ func TestKeepNeedsAnAddress(t *testing.T) {
 	}
 }
 
-func TestKeepRemovesWhatTheAgentHasExchanged(t *testing.T) {
+func TestReconcileDeletesTheExchangedSecret(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
@@ -210,7 +210,7 @@ func TestKeepRemovesWhatTheAgentHasExchanged(t *testing.T) {
 }
 
 // The agent may have connected with a credential that is not from this manifest, for example after a restore.
-func TestKeepRemovesTheManifestOfAConnectedCluster(t *testing.T) {
+func TestReconcileDeletesTheManifestOfAConnectedCluster(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
@@ -221,7 +221,7 @@ func TestKeepRemovesTheManifestOfAConnectedCluster(t *testing.T) {
 	}
 }
 
-func TestKeepLeavesAPrintedManifestAlone(t *testing.T) {
+func TestReconcileKeepsAPrintedManifest(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	config, _ := agentConfig(t, registered(t, w.plane, pullRequest(w.cluster.Namespace, "c")))
@@ -234,7 +234,7 @@ func TestKeepLeavesAPrintedManifestAlone(t *testing.T) {
 	}
 }
 
-// The hub may be away between the exchange and the next registration, and do what it has to do afterwards.
+// The hub may be down between the exchange and the next registration, and delete the exchanged Secret afterwards.
 func TestAPrintedManifestOutlivesTheOneThatWasExchangedBefore(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
@@ -249,7 +249,7 @@ func TestAPrintedManifestOutlivesTheOneThatWasExchangedBefore(t *testing.T) {
 	}
 }
 
-func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
+func TestReconcileRenewsNoManifestForAnAgentThatHasJustConnected(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)
@@ -264,7 +264,7 @@ func TestKeepRenewsNoManifestForAnAgentThatHasJustCome(t *testing.T) {
 	}
 }
 
-func TestKeepRenewsAManifestThatWasRestored(t *testing.T) {
+func TestReconcileRenewsARestoredManifest(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)

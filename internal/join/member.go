@@ -26,8 +26,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// AnnotationMemberIdentity is "true" on a SveltosCluster if the hub uses a memberIdentity for it. On the member, the
-// label of the same name marks the objects of the identity that registrations created.
+// AnnotationMemberIdentity is "true" on a SveltosCluster if the hub uses a memberIdentity for the cluster. On the
+// member, the label with the same name marks the objects of the identity that registrations created.
 const AnnotationMemberIdentity = "towline.dev/member-identity"
 
 const (
@@ -40,49 +40,48 @@ const (
 )
 
 // memberIdentity is the identity of hubs on a member: a ServiceAccount with all permissions. All registrations of the
-// member share it; each is a user of the identity, with an annotation on the ClusterRole. The ClusterRole owns the
-// other objects, so that its deletion deletes them all. Objects without the label AnnotationMemberIdentity are used,
-// and never changed.
+// member share the identity. Each registration is a user of it, with an annotation on the ClusterRole. The ClusterRole
+// owns the other objects, so that its deletion deletes them all. Objects without the label AnnotationMemberIdentity are
+// used, and never changed.
 type memberIdentity struct {
 	member    client.Client
 	resources foreign.Resources
 	// account is the key of the ServiceAccount.
 	account client.ObjectKey
 	// userKey and user are the key and the value of the annotation of this user.
-	userKey string
-	user    string
-	log     *rollback.Log
+	userKey, user string
+	writer        *rollback.Writer
 	// role is the ClusterRole. addUser sets it.
 	role *rbacv1.ClusterRole
 }
 
-// HubUID returns the uid of the hub's kube-system namespace, which identifies the hub.
-func HubUID(ctx context.Context, hub client.Reader) (string, error) {
+// ClusterUID returns the uid of a cluster's kube-system namespace, which identifies the cluster.
+func ClusterUID(ctx context.Context, cluster client.Reader) (string, error) {
 	namespace := &corev1.Namespace{}
-	if err := hub.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
+	if err := cluster.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, namespace); err != nil {
 		return "", fmt.Errorf("read namespace %s: %w", metav1.NamespaceSystem, err)
 	}
 	return string(namespace.UID), nil
 }
 
-// newMemberIdentity returns the identity with this ServiceAccount. The caller must call setCluster or setUser first.
+// newMemberIdentity returns the identity with this ServiceAccount. The caller must call setCluster or setUser next.
 func newMemberIdentity(member *rest.Config, account client.ObjectKey) (*memberIdentity, error) {
 	memberClient, resources, err := NewClient(member, 0)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return &memberIdentity{
-		member: memberClient, resources: resources, account: account, log: rollback.New(memberClient, string(uuid.NewUUID())),
+		member: memberClient, resources: resources, account: account, writer: rollback.New(memberClient, string(uuid.NewUUID())),
 	}, nil
 }
 
-// setCluster makes the registration of a SveltosCluster on a hub the user of i.
+// setCluster sets the user of i: the registration of a SveltosCluster on a hub.
 func (i *memberIdentity) setCluster(hubUID string, cluster client.ObjectKey) {
 	i.setUser(shortHash(hubUID+"/"+cluster.String()), fmt.Sprintf("cluster %s of hub %s", cluster, hubUID))
 }
 
 func (i *memberIdentity) setUser(key, user string) {
-	i.userKey, i.user = memberUserPrefix+key, user+", attempt "+i.log.Attempt()
+	i.userKey, i.user = memberUserPrefix+key, user+", attempt "+i.writer.Attempt()
 }
 
 // shortHash returns a hash of text with 20 characters, for use in a name.
@@ -95,7 +94,7 @@ func shortHash(text string) string {
 // ensure creates or repairs the objects of the identity, and adds its user.
 func (i *memberIdentity) ensure(ctx context.Context) error {
 	namespace := &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)}
-	if err := ensureNamespaceWithRollback(ctx, i.member, i.log, i.resources, namespace); err != nil {
+	if err := ensureNamespaceWithRollback(ctx, i.member, i.writer, i.resources, namespace); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
 	if err := i.addUser(ctx); err != nil {
@@ -114,8 +113,8 @@ func (i *memberIdentity) ensure(ctx context.Context) error {
 // hasIdentityLabel returns whether a registration created the object.
 func hasIdentityLabel(o metav1.Object) bool { return o.GetLabels()[AnnotationMemberIdentity] == "true" }
 
-// OwnedBy returns an owner reference to a ClusterRole.
-func OwnedBy(role client.Object) metav1.OwnerReference {
+// ClusterRoleOwner returns an owner reference to role.
+func ClusterRoleOwner(role client.Object) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
 }
 
@@ -124,7 +123,7 @@ func (i *memberIdentity) metadata(namespace, name string) metav1.ObjectMeta {
 	meta := objectMeta(namespace, name)
 	meta.Labels = map[string]string{AnnotationMemberIdentity: "true"}
 	if i.role != nil && hasIdentityLabel(i.role) {
-		meta.OwnerReferences = []metav1.OwnerReference{OwnedBy(i.role)}
+		meta.OwnerReferences = []metav1.OwnerReference{ClusterRoleOwner(i.role)}
 	}
 	return meta
 }
@@ -150,7 +149,7 @@ func (i *memberIdentity) addUser(ctx context.Context) error {
 		metav1.SetMetaDataAnnotation(&live.ObjectMeta, i.userKey, i.user)
 		all := []string{rbacv1.APIGroupAll}
 		live.Rules = []rbacv1.PolicyRule{{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: all}}
-		i.log.AddUndo(rollBack)
+		i.writer.AddUndo(rollBack)
 		if found {
 			return i.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 		}
@@ -172,7 +171,7 @@ func (i *memberIdentity) apply(ctx context.Context, obj client.Object) error {
 		}
 		return err
 	}
-	_, _, err := i.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
+	_, _, err := i.writer.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if !hasIdentityLabel(live) {
 			return ErrForeign
 		}
@@ -193,8 +192,8 @@ func (i *memberIdentity) bindingName() string {
 	return memberIdentityName + ":" + i.account.Namespace + ":" + i.account.Name
 }
 
-// DeleteMemberObjects removes the registration of cluster from the users of the identity on its member, and deletes the
-// identity with its last user. It keeps objects that another party created, and the namespace. member may have the
+// DeleteMemberObjects removes the registration of cluster from the users of the identity on its member. If no user is
+// left, it deletes the identity, but not the namespace and objects that another party created. member may have the
 // credentials of the identity: the last request deletes the ClusterRole, and the garbage collector deletes the rest. It
 // ignores a cluster without AnnotationMemberIdentity. It can be called again after it has deleted its credentials.
 func DeleteMemberObjects(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
@@ -210,19 +209,19 @@ func DeleteMemberObjects(ctx context.Context, member *rest.Config, hubUID string
 	// An earlier call has deleted the identity if its permissions are lost, or its token is rejected before it expires.
 	token := ReadToken(member.BearerToken)
 	isRejected := apierrors.IsUnauthorized(err) && token.Text != "" && (token.Expires.IsZero() || time.Now().Before(token.Expires))
-	if err == nil || isRejected || apierrors.IsForbidden(err) && i.hasLostRights(ctx) {
+	if err == nil || isRejected || apierrors.IsForbidden(err) && !i.canReadRole(ctx) {
 		return nil
 	}
 	return fmt.Errorf("take back the identity on the cluster: %w", err)
 }
 
-// hasLostRights returns whether the identity may not read its ClusterRole. A Forbidden for a write may be from an
-// admission policy.
-func (i *memberIdentity) hasLostRights(ctx context.Context) bool {
-	return apierrors.IsForbidden(i.member.Get(ctx, client.ObjectKey{Name: memberIdentityName}, &rbacv1.ClusterRole{}))
+// canReadRole distinguishes lost permissions from an admission policy, which also answers a write with Forbidden.
+func (i *memberIdentity) canReadRole(ctx context.Context) bool {
+	return !apierrors.IsForbidden(i.member.Get(ctx, client.ObjectKey{Name: memberIdentityName}, &rbacv1.ClusterRole{}))
 }
 
-// removeUser deletes the token Secret of the user, too, unless it deletes the ClusterRole, which owns that Secret.
+// removeUser removes the user from the ClusterRole, and deletes its token Secret. It leaves that Secret to the garbage
+// collector if it deletes the ClusterRole, which owns the Secret.
 func (i *memberIdentity) removeUser(ctx context.Context) error {
 	isLast, err := i.changeUsers(ctx, func(annotations map[string]string) bool {
 		delete(annotations, i.userKey)
@@ -231,7 +230,7 @@ func (i *memberIdentity) removeUser(ctx context.Context) error {
 	if err != nil || isLast {
 		return err
 	}
-	// Other registrations use the identity. This Secret is deleted last, since the requests may use its token.
+	// The Secret is deleted last, since the requests may use its token.
 	return i.deleteTokenSecret(ctx)
 }
 
@@ -276,8 +275,8 @@ func (i *memberIdentity) changeUsers(ctx context.Context, change func(annotation
 	return isDeleted, nil
 }
 
-// tokenSecret returns the name of the token Secret of this registration. Each registration has its own.
-func (i *memberIdentity) tokenSecret() string {
+// tokenSecretName returns the name of the token Secret of this registration. Each registration has its own.
+func (i *memberIdentity) tokenSecretName() string {
 	return memberIdentityName + "-" + i.userKey[len(memberUserPrefix):]
 }
 
@@ -288,7 +287,7 @@ func (i *memberIdentity) ensureKubeconfig(ctx context.Context, request PushReque
 	}
 	secret := ""
 	if request.ServiceAccountToken {
-		secret = i.tokenSecret()
+		secret = i.tokenSecretName()
 	}
 	kubeconfig, err := i.kubeconfig(ctx, request.Member, secret, MemberTokenLife)
 	if err != nil {
@@ -328,7 +327,7 @@ func (i *memberIdentity) tokenFromSecret(ctx context.Context, name string) (stri
 	if err == nil && !found {
 		desired := &corev1.Secret{ObjectMeta: i.metadata(key.Namespace, key.Name), Type: corev1.SecretTypeServiceAccountToken}
 		desired.Annotations = map[string]string{corev1.ServiceAccountNameKey: i.account.Name}
-		_, _, err = i.log.Apply(ctx, desired, nil)
+		_, _, err = i.writer.Apply(ctx, desired, nil)
 	}
 	if err != nil {
 		return "", fmt.Errorf("create Secret %s on the cluster: %w", key, err)
@@ -353,10 +352,9 @@ func (i *memberIdentity) tokenFromSecret(ctx context.Context, name string) (stri
 	return string(token), nil
 }
 
-// deleteTokenSecret deletes the token Secret of this registration.
 func (i *memberIdentity) deleteTokenSecret(ctx context.Context) error {
 	live := &corev1.Secret{}
-	found, err := read(ctx, i.member, live, client.ObjectKey{Namespace: i.account.Namespace, Name: i.tokenSecret()})
+	found, err := read(ctx, i.member, live, client.ObjectKey{Namespace: i.account.Namespace, Name: i.tokenSecretName()})
 	if err != nil || !found || !hasIdentityLabel(live) {
 		return err
 	}

@@ -41,7 +41,7 @@ type push struct {
 func TestPushMembers(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
-	uid, err := join.HubUID(t.Context(), hubClient)
+	uid, err := join.ClusterUID(t.Context(), hubClient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func (p push) cluster(t *testing.T, name string) *libv1beta1.SveltosCluster {
 	return cluster
 }
 
-// kubeconfig returns what the hub uses for the cluster.
+// kubeconfig returns the kubeconfig with which the hub connects to the cluster.
 func (p push) kubeconfig(t *testing.T, cluster *libv1beta1.SveltosCluster) []byte {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -124,7 +124,7 @@ func (p push) memberClient(t *testing.T) kubernetes.Interface {
 	return clientset
 }
 
-// onMember lists what of the identity is on the member, beside the namespace.
+// onMember lists the objects of the identity on the member, without the namespace.
 func (p push) onMember(t *testing.T) []string {
 	t.Helper()
 	member, found := p.memberClient(t), []string{}
@@ -206,7 +206,7 @@ func namespaceIsTakenBack(t *testing.T, p push) {
 		t.Error("the namespace is still there")
 	}
 	p.wantNothing(t, "the first attempt")
-	// The next one has to wait for it to be gone.
+	// The next registration must wait until it is deleted.
 	p.register(t, p.request("c"))
 	p.takeOff(t, "c")
 }
@@ -254,7 +254,7 @@ func registerByContext(t *testing.T, p push) {
 	}
 }
 
-// users are those who use the identity.
+// users returns the users of the identity.
 func (p push) users(t *testing.T) []string {
 	t.Helper()
 	role, err := p.memberClient(t).RbacV1().ClusterRoles().Get(t.Context(), "projectsveltos", metav1.GetOptions{})
@@ -277,7 +277,7 @@ func (p push) wantEverythingAllowed(t *testing.T, config *rest.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nobody may grant what he may not do himself.
+	// A user may not grant permissions that the user does not have.
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "everything"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}, {NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
 	}}
@@ -286,7 +286,7 @@ func (p push) wantEverythingAllowed(t *testing.T, config *rest.Config) {
 	}
 }
 
-// trouble is what happens to one request.
+// trouble is the fault of one request.
 type trouble string
 
 const (
@@ -426,7 +426,7 @@ func identityGoesWithItsLastUser(t *testing.T, p push) {
 		t.Fatal(err)
 	}
 	eventually(t, "the identity is gone", func() bool { return len(p.onMember(t)) == 0 })
-	// By an identity that is gone it is not known any more.
+	// The identity is deleted, so the hub's credentials are invalid.
 	if err := join.DeleteMemberObjects(t.Context(), own, p.hubUID, second); err != nil {
 		t.Errorf("DeleteMemberObjects() again = %v", err)
 	}

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/cert"
 
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -28,7 +27,8 @@ const (
 )
 
 // AgentOptions are the options of one cluster's agent. Annotation kube.AnnotationAgentOptions of the SveltosCluster has
-// them as JSON. Its readers see all fields, so that none may be secret. Fields with the zero value keep the default.
+// them as JSON. All users who may read SveltosClusters see them, so no field may be secret. A zero value keeps the
+// default.
 type AgentOptions struct {
 	// Image is the agent's container image.
 	Image string `json:"image,omitempty"`
@@ -67,11 +67,6 @@ func ParseAgentOptions(text string) (AgentOptions, error) {
 		return AgentOptions{}, fmt.Errorf("annotation %s: %w", kube.AnnotationAgentOptions, err)
 	}
 	return o, nil
-}
-
-// optionsOf parses the annotation of a SveltosCluster.
-func optionsOf(cluster *libv1beta1.SveltosCluster) (AgentOptions, error) {
-	return ParseAgentOptions(cluster.Annotations[kube.AnnotationAgentOptions])
 }
 
 // Merge returns o with the fields that are set in over. A new HubURL clears HubCA, unless over has a HubCA.

@@ -28,19 +28,19 @@ import (
 )
 
 // ErrPatch is returned if the patches for an agent's manifest are invalid, or if their ConfigMap does not exist. The
-// error text names the ConfigMap, the key of an invalid patch, and the reason.
+// error names the ConfigMap, the key of an invalid patch, and the reason.
 var ErrPatch = errors.New("patches of the agent's manifest")
 
 // patchesAnnotation on namespace kube.AgentNamespace of the hub is the <namespace>/<name> of the default patch
 // ConfigMap, see SetDefaultPatches.
 const patchesAnnotation = "towline.dev/agent-patch-config-map"
 
-// defaultPatchesSource is the source of the reference to the default ConfigMap in error texts.
+// defaultPatchesSource is the name of the reference to the default patch ConfigMap in errors.
 const defaultPatchesSource = "--agent-patch-config-map of the hub"
 
-// SetDefaultPatches records the default patch ConfigMap, as <namespace>/<name>, on namespace kube.AgentNamespace; ""
-// removes it. It is for pull-mode clusters without the annotation libv1beta1.AgentConfigAnnotation. The hub and
-// sveltosctl read it for each manifest. The ConfigMap may be created later.
+// SetDefaultPatches sets the annotation for the default patch ConfigMap, <namespace>/<name>; "" removes it. The patches
+// are for pull-mode clusters without the annotation libv1beta1.AgentConfigAnnotation. The hub and sveltosctl read the
+// annotation for each manifest. The ConfigMap may be created later.
 func SetDefaultPatches(ctx context.Context, hub client.Client, configMap string) error {
 	if configMap != "" {
 		if _, err := ParsePatchesReference(configMap); err != nil {
@@ -73,8 +73,8 @@ func ParsePatchesReference(text string) (client.ObjectKey, error) {
 	return client.ObjectKey{Namespace: namespace, Name: name}, nil
 }
 
-// patchesFor returns the patches for a cluster's manifest in the order of their keys, nil without a patch ConfigMap. It
-// reads the metadata of kube.AgentNamespace from cache, and the ConfigMap from hub.
+// patchesFor returns the patches for a cluster's manifest in the order of their keys, or nil without a patch ConfigMap.
+// It reads the metadata of kube.AgentNamespace from cache, and the ConfigMap from hub.
 func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1beta1.SveltosCluster) ([]patch, error) {
 	reference := cluster.Annotations[libv1beta1.AgentConfigAnnotation]
 	referenceSource := "annotation " + libv1beta1.AgentConfigAnnotation
@@ -195,7 +195,7 @@ func decodeDocument(text string, into *any) error {
 	return nil
 }
 
-// selectorOf returns a selector for the object that a strategic merge patch names.
+// selectorOf returns a selector for objects with the kind, namespace and name of object.
 func selectorOf(object *unstructured.Unstructured) libv1beta1.PatchSelector {
 	gvk := object.GroupVersionKind()
 	return libv1beta1.PatchSelector{
@@ -230,7 +230,7 @@ func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
 	return byLabels.Matches(labels.Set(obj.GetLabels())) && byAnnotations.Matches(labels.Set(obj.GetAnnotations())), nil
 }
 
-// applyTo replaces the selected elements of objects by patched copies. It returns ErrPatch if it selects none or fails.
+// applyTo replaces the selected objects by patched copies. It returns ErrPatch if it selects no object or fails.
 func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 	isUsed := false
 	for i, obj := range objects {
@@ -251,7 +251,8 @@ func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 	return nil
 }
 
-// mergeStrategically returns an error where StrategicMergePatch panics: if the key of a list item is not a scalar.
+// mergeStrategically is StrategicMergePatch, which panics if the merge key of a list item is not a scalar. It returns
+// an error instead.
 func mergeStrategically(original, patch []byte, typed any) (merged []byte, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

@@ -34,7 +34,7 @@ func patchesIn(t *testing.T, hubClient client.Client, namespace string, data map
 	}
 }
 
-// patchedCluster is a pull-mode cluster that somebody declared, with patches for its agent.
+// patchedCluster creates a pull-mode cluster, as kubectl apply does, with patches for its agent.
 func patchedCluster(t *testing.T, hubClient client.Client, namespace string) *libv1beta1.SveltosCluster {
 	t.Helper()
 	cluster := &libv1beta1.SveltosCluster{
@@ -136,7 +136,7 @@ patch: |-
 	}
 }
 
-func TestPatchesThatCannotBeUsedAreNamed(t *testing.T) {
+func TestInvalidPatchesAreNamed(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	namespace := plane.Namespace(t, "unpatched")
@@ -215,7 +215,7 @@ func failForeign(t *testing.T, plane *localkube.Plane, hubClient client.Client) 
 	}
 }
 
-func TestKeepFollowsThePatches(t *testing.T) {
+func TestReconcileFollowsThePatches(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	namespace := w.cluster.Namespace
@@ -245,7 +245,7 @@ func TestKeepFollowsThePatches(t *testing.T) {
 	}
 }
 
-func TestKeepRenewsNoTokenIfAPatchMovesOrRemovesTheKubeconfig(t *testing.T) {
+func TestReconcileRenewsNoTokenIfAPatchMovesOrRemovesTheKubeconfig(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.cluster.Annotations = map[string]string{libv1beta1.AgentConfigAnnotation: w.cluster.Namespace + "/patches"}
@@ -266,7 +266,7 @@ patch: "[{` + operation + `}]"
 	}
 }
 
-func TestPublishedPatchesAreForTheClustersThatNameNone(t *testing.T) {
+func TestDefaultPatchesAreForClustersWithoutAnnotation(t *testing.T) {
 	t.Parallel()
 	plane, err := localkube.Start(t.Context(), localkube.Options{Name: "patches"})
 	if err != nil {

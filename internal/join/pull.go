@@ -22,7 +22,7 @@ import (
 // PullRequest is a request to register a cluster in pull mode.
 type PullRequest struct {
 	Request
-	// Options are merged over those of an existing SveltosCluster, see AgentOptions.Merge.
+	// Options are merged over the options of an existing SveltosCluster, see AgentOptions.Merge.
 	Options AgentOptions
 	// Revoke invalidates all earlier tokens of the cluster, even if the registration fails later.
 	Revoke bool
@@ -40,9 +40,9 @@ func (r PullRequest) Validate() error {
 
 // RegisterPull creates the agent's identity and a SveltosCluster on the hub, and writes the manifest that starts the
 // agent to out. Only the manifest has the token. A repeated call repairs the objects, adds the labels and issues a new
-// token. If it fails, or ctx ends, it deletes a SveltosCluster that it created, with all its objects. It restores an
-// earlier SveltosCluster, and deletes a new registration Secret, so that the token is invalid; repairs of other objects
-// stay. It returns ErrPatch if the manifest cannot be patched.
+// token. If it fails, or ctx ends, it deletes a new SveltosCluster with all its objects. It restores a SveltosCluster
+// that existed, and deletes a new registration Secret, which invalidates the token; repairs of other objects stay. It
+// returns ErrPatch if the manifest cannot be patched.
 func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if agent.patches, err = patchesFor(ctx, r.hub, r.hub, live); err != nil {
 		return err
 	}
-	// This finds patches that cannot be applied before the first write.
+	// Encode the manifest before the first write, so that a patch that cannot be applied is found.
 	agent.kubeconfig = address.Kubeconfig("", deliveryNamespace(live))
 	if _, err := agent.encode(); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 		return err
 	}
 	// The rollback deletes a new Secret, which invalidates the token.
-	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
+	secret, err := r.renewRegistrationSecret(ctx, clusterOwner(cluster), delivery)
 	if err != nil {
 		return err
 	}
@@ -117,8 +117,8 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	return nil
 }
 
-// findPullCluster reads the SveltosCluster, or returns an empty one if there is none. It returns its options, merged
-// with those of the request, or an error if the cluster cannot be registered in pull mode now.
+// findPullCluster reads the SveltosCluster, or returns an empty one if it does not exist. It returns the options of the
+// request, merged over the cluster's, or an error if the cluster cannot be registered in pull mode now.
 func (r *registration) findPullCluster(ctx context.Context, request PullRequest) (*libv1beta1.SveltosCluster, AgentOptions, error) {
 	live, found, err := findCluster(ctx, r.hub, r.request)
 	switch {
@@ -129,7 +129,7 @@ func (r *registration) findPullCluster(ctx context.Context, request PullRequest)
 	case found && !live.Spec.PullMode:
 		return nil, AgentOptions{}, errors.New("it is registered in push mode already; deregister it first")
 	}
-	options, err := optionsOf(live)
+	options, err := ParseAgentOptions(live.Annotations[kube.AnnotationAgentOptions])
 	if err != nil {
 		return nil, AgentOptions{}, err
 	}
@@ -139,7 +139,6 @@ func (r *registration) findPullCluster(ctx context.Context, request PullRequest)
 	return live, options, options.Validate()
 }
 
-// applyPullCluster applies the SveltosCluster with its options, and returns the result.
 func (r *registration) applyPullCluster(
 	ctx context.Context, live *libv1beta1.SveltosCluster, options AgentOptions,
 ) (*libv1beta1.SveltosCluster, error) {
@@ -159,7 +158,7 @@ func (r *registration) applyPullCluster(
 	return desired, r.applyCluster(ctx, live, desired)
 }
 
-// clusterOf returns a SveltosCluster with the labels and the shard of live and r, for both modes.
+// clusterOf returns a desired SveltosCluster with the labels and the shard of live and r.
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: objectMeta(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}

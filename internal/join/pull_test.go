@@ -213,7 +213,7 @@ func TestAgentMayDoItsWorkAndNothingElse(t *testing.T) {
 	}
 }
 
-// inNamespace lists what a registration could leave in a namespace, as Kind/name.
+// inNamespace lists the objects that a registration could leave in a namespace, as Kind/name.
 func inNamespace(t *testing.T, hubClient client.Client, namespace string) []string {
 	t.Helper()
 	found := []string{}
@@ -270,7 +270,7 @@ func TestFailedRegistrationLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestFailedReRegistrationKeepsWhatWasThere(t *testing.T) {
+func TestFailedReRegistrationKeepsExistingObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	namespace := plane.Namespace(t, "kept")

@@ -68,7 +68,7 @@ func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) er
 		return err
 	}
 	if request.Member != nil {
-		return r.registerContext(ctx, request)
+		return r.registerWithIdentity(ctx, request)
 	}
 	member, minified, err := parseKubeconfig(request.Kubeconfig)
 	if err != nil {
@@ -99,8 +99,8 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	return r.applyPush(ctx, live, desired, request.Kubeconfig)
 }
 
-// findMemberUID returns the uid of the member's kube-system namespace. If it may not be read, it returns the registered
-// uid, or "". It returns an error if another member is registered under the name.
+// findMemberUID returns the ClusterUID of the member. If it may not be read, it returns the registered uid, or "". It
+// returns an error if another member is registered with the name.
 func (r *registration) findMemberUID(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	memberClient, _, err := NewClient(member, accessTimeout)
 	if err != nil {
@@ -116,20 +116,20 @@ func (r *registration) findMemberUID(ctx context.Context, member *rest.Config, l
 	return uid, nil
 }
 
-// annotateMember records the uid of the member on the SveltosCluster, if it is not empty.
+// annotateMember sets the annotation with the uid of the member, if uid is not empty.
 func annotateMember(cluster *libv1beta1.SveltosCluster, uid string) {
 	if uid != "" {
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationMember, uid)
 	}
 }
 
-// registerContext registers a cluster with PushRequest.Member. It writes to the member first, and then to the hub.
-func (r *registration) registerContext(ctx context.Context, request PushRequest) error {
+// registerWithIdentity registers a cluster with PushRequest.Member. It writes to the member first, and then to the hub.
+func (r *registration) registerWithIdentity(ctx context.Context, request PushRequest) error {
 	member, err := newMemberIdentity(request.Member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
 	if err != nil {
 		return err
 	}
-	r.log.AddUndo(member.log.RollBack)
+	r.writer.AddUndo(member.writer.RollBack)
 	live := &libv1beta1.SveltosCluster{}
 	err = r.run(ctx, func() error {
 		if live, err = r.findKubeconfigCluster(ctx); err != nil {
@@ -142,7 +142,7 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 		}
 		annotateMember(desired, uid)
 		metav1.SetMetaDataAnnotation(&desired.ObjectMeta, AnnotationMemberIdentity, "true")
-		hubUID, err := HubUID(ctx, r.hub)
+		hubUID, err := ClusterUID(ctx, r.hub)
 		if err != nil {
 			return err
 		}
@@ -168,12 +168,12 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 	return nil
 }
 
-// hasMemberIdentity returns whether the hub uses a memberIdentity for the cluster.
 func hasMemberIdentity(cluster *libv1beta1.SveltosCluster) bool {
 	return cluster.Annotations[AnnotationMemberIdentity] == "true"
 }
 
-// findPushCluster reads the SveltosCluster, which must not be in pull mode. It returns an empty one if there is none.
+// findPushCluster reads the SveltosCluster, which must not be in pull mode. It returns an empty one if it does not
+// exist.
 func (r *registration) findPushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
 	live, found, err := findCluster(ctx, r.hub, r.request)
 	if found && live.Spec.PullMode {
@@ -191,8 +191,8 @@ func (r *registration) findKubeconfigCluster(ctx context.Context) (*libv1beta1.S
 	return live, err
 }
 
-// applyPush applies the kubeconfig and then the SveltosCluster. It writes the key to which the SveltosCluster refers,
-// which a renewal of the token may have changed: the next renewal starts with the new kubeconfig.
+// applyPush applies the kubeconfig and then the SveltosCluster. It writes the kubeconfig to the key that the
+// SveltosCluster names, which a renewal of the token may have changed: the next renewal starts with that kubeconfig.
 func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
 	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: objectMeta("", r.request.Namespace)}); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.
 }
 
 // removeIdentityFields removes the fields of a registration with Member that desired does not have. Server-side apply
-// does not remove the fields of an object that was written without it.
+// does not remove fields that were written without server-side apply.
 func (r *registration) removeIdentityFields(ctx context.Context, cluster, desired *libv1beta1.SveltosCluster) error {
 	before := cluster.DeepCopy()
 	if !hasMemberIdentity(desired) {
@@ -236,9 +236,9 @@ func (r *registration) removeIdentityFields(ctx context.Context, cluster, desire
 		}
 		return nil
 	}
-	r.log.AddUndo(func(ctx context.Context) error {
+	r.writer.AddUndo(func(ctx context.Context) error {
 		live, found, err := findCluster(ctx, r.hub, r.request)
-		if err != nil || !found || !r.log.IsLastWriter(live) {
+		if err != nil || !found || !r.writer.IsLastWriter(live) {
 			return err
 		}
 		return patch(ctx, cluster, before)

@@ -73,7 +73,7 @@ func TestRegisterPushKeepsTheKubeconfig(t *testing.T) {
 
 func uidOf(t *testing.T, reader client.Reader) string {
 	t.Helper()
-	uid, err := join.HubUID(t.Context(), reader)
+	uid, err := join.ClusterUID(t.Context(), reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestDeregisterLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestDeregisterFinishesWhatWasInterrupted(t *testing.T) {
+func TestDeregisterCompletesAnInterruptedRun(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "cutoff")
@@ -239,7 +239,7 @@ func TestDeregisterFinishesWhatWasInterrupted(t *testing.T) {
 	if _, err := join.Deregister(t.Context(), plane.Config, join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "second"}}); err != nil {
 		t.Fatal(err)
 	}
-	// What lived beside the SveltosCluster may have gone with it already; the rest goes now.
+	// The objects in the cluster's namespace may be deleted already; the others are deleted now.
 	for _, left := range inNamespace(t, hubClient, kube.AgentNamespace) {
 		if left == n+":second" {
 			t.Errorf("left: %s", left)

@@ -43,7 +43,7 @@ const (
 // ErrNotInstalled is returned if the hub does not serve the APIs of Towline.
 var ErrNotInstalled = errors.New("the hub does not know SveltosClusters; install Towline there first: towline hub --install-crds")
 
-// ErrForeign is returned for an object that a registration needs, and that exists and belongs to another party.
+// ErrForeign is returned if an object that a registration needs exists and belongs to another party.
 var ErrForeign = errors.New("exists and was not made by a registration: choose another cluster name")
 
 // registration creates the objects of one cluster on the hub.
@@ -53,16 +53,15 @@ type registration struct {
 	cache     client.Reader
 	resources foreign.Resources
 	request   Request
-	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The SveltosCluster owns the other objects.
-	log *rollback.Log
-	// isRevoked is true after tokens have been revoked, which cannot be rolled back.
+	// writer rolls back the namespace, the kubeconfig and the SveltosCluster. The SveltosCluster owns the other objects.
+	writer *rollback.Writer
+	// isRevoked is true after the revocation of tokens, which cannot be rolled back.
 	isRevoked bool
 	// mayHaveRepaired is true if objects of an existing cluster may have been repaired, which is not rolled back.
 	mayHaveRepaired bool
-	// isNew is true for a cluster without objects: they are created without being read first.
+	// isNew is true for a cluster without objects: apply creates them without a read.
 	isNew bool
-	// callerRetries is true if a step must return an error instead of waiting for a namespace: the workers of the hub must
-	// not block.
+	// callerRetries is true in the hub, whose workers must not block: ensureNamespace returns an error instead of waiting.
 	callerRetries bool
 }
 
@@ -71,19 +70,19 @@ func newRegistration(hub *rest.Config, r Request) (*registration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
-	log := rollback.New(hubClient, string(uuid.NewUUID()))
-	return &registration{hub: hubClient, cache: hubClient, resources: resources, request: r, log: log}, nil
+	writer := rollback.New(hubClient, string(uuid.NewUUID()))
+	return &registration{hub: hubClient, cache: hubClient, resources: resources, request: r, writer: writer}, nil
 }
 
 // registrationOf returns the registration of an existing cluster. Its writes are repeated, and never rolled back.
 func registrationOf(hub client.Client, cluster client.Object) *registration {
 	request := Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}
-	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, ""), callerRetries: true}
+	return &registration{hub: hub, cache: hub, request: request, writer: rollback.New(hub, ""), callerRetries: true}
 }
 
 // NewClient returns a client for the requests of one registration, and the discovery client of the cluster. timeout
-// limits each request and watch, unless the configuration has a timeout. With 0, only discovery is limited, by
-// client-go.
+// limits each request and watch, unless the configuration has a timeout. With 0, only discovery has a limit: the
+// default of client-go.
 func NewClient(cluster *rest.Config, timeout time.Duration) (client.WithWatch, foreign.Resources, error) {
 	config := rest.CopyConfig(cluster)
 	config.Timeout = cmp.Or(config.Timeout, timeout)
@@ -102,7 +101,7 @@ func (r *registration) run(ctx context.Context, register func() error) error {
 	if err == nil {
 		return nil
 	}
-	if failure := r.log.RollBack(ctx); failure != nil || ctx.Err() == nil || r.isRevoked {
+	if failure := r.writer.RollBack(ctx); failure != nil || ctx.Err() == nil || r.isRevoked {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.request.key(), err), failure)
 	}
 	step := InterruptedStep(fmt.Errorf("registering cluster %s: %w", r.request.key(), err))
@@ -124,7 +123,6 @@ func (i *interruption) Error() string {
 	return "interrupted while " + i.step + "; everything was taken back"
 }
 
-// Unwrap returns the error of the context.
 func (i *interruption) Unwrap() error { return i.cause }
 
 // InterruptedStep returns the first line of err without the error of an aborted request: "read Secret a/b" for "read
@@ -133,7 +131,7 @@ func InterruptedStep(err error) string {
 	return regexp.MustCompile(`(?s)(: ((Get|Post|Put|Patch|Delete) "|client rate limiter|context canceled|context deadline)|\n).*`).ReplaceAllString(err.Error(), "")
 }
 
-// findCluster reads the SveltosCluster of r. If it does not exist, cluster is empty and found is false.
+// findCluster reads the SveltosCluster of r. If it does not exist, cluster is empty, not nil.
 func findCluster(ctx context.Context, hub client.Reader, r Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
 	cluster = &libv1beta1.SveltosCluster{}
 	// The first request of a client does API discovery, which ignores ctx.
@@ -159,16 +157,16 @@ func read(ctx context.Context, c client.Reader, obj client.Object, key client.Ob
 	return true, nil
 }
 
-// applyOwn applies obj with the registration label. It returns ErrForeign if the object exists and has another label.
+// applyOwn applies obj with the registration label. It returns ErrForeign for an existing object without that label.
 func (r *registration) applyOwn(ctx context.Context, obj client.Object) error {
 	return r.apply(ctx, withRegistrationLabel(obj, r.request.Name), r.checkOwn)
 }
 
-// apply applies obj, and writes the result to it. For check, see rollback.Log.Apply.
+// apply applies obj, and writes the result to it. For check, see rollback.Writer.Apply.
 func (r *registration) apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) error {
-	write := r.log.Apply
+	write := r.writer.Apply
 	if r.isNew {
-		write = r.log.Create
+		write = r.writer.Create
 	}
 	live, _, err := write(ctx, obj, check)
 	if err != nil {
@@ -199,17 +197,17 @@ func (r *registration) checkOwn(live *unstructured.Unstructured) error {
 }
 
 // applyCluster applies the SveltosCluster. live is the existing one, or empty. If this run creates the SveltosCluster,
-// the rollback deletes it, waits until it is removed, and then deletes its dependents.
+// the rollback deletes it and then calls deleteDependents.
 func (r *registration) applyCluster(ctx context.Context, live, desired *libv1beta1.SveltosCluster) error {
 	if live.UID == "" {
-		r.log.AddUndo(func(ctx context.Context) error { return r.deleteDependents(ctx, desired) })
+		r.writer.AddUndo(func(ctx context.Context) error { return r.deleteDependents(ctx, desired) })
 	}
 	return r.apply(ctx, desired, nil)
 }
 
-// deleteDependents waits until the SveltosCluster, which the rollback has deleted before, is removed, and deletes its
-// objects in pull mode. It keeps them if the cluster has been registered again. In push mode the log rolls back all
-// objects.
+// deleteDependents deletes the objects of a pull-mode cluster after the rollback has deleted its SveltosCluster: it
+// waits until the hub has removed its finalizer. It keeps the objects if the cluster has been registered again. In push
+// mode the writer rolls back all objects.
 func (r *registration) deleteDependents(ctx context.Context, created *libv1beta1.SveltosCluster) error {
 	if created.UID == "" || !created.Spec.PullMode {
 		return nil
@@ -217,7 +215,7 @@ func (r *registration) deleteDependents(ctx context.Context, created *libv1beta1
 	isForeign := false
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, deletionTimeout, true, func(ctx context.Context) (bool, error) {
 		live, found, err := findCluster(ctx, r.hub, r.request)
-		isForeign = found && !r.log.IsLastWriter(live)
+		isForeign = found && !r.writer.IsLastWriter(live)
 		return !found || isForeign, err
 	})
 	if err != nil {
@@ -226,7 +224,7 @@ func (r *registration) deleteDependents(ctx context.Context, created *libv1beta1
 	if isForeign {
 		return nil
 	}
-	return newHubCleanup(r.hub, r.resources, created).deleteOwn(ctx)
+	return newHubCleanup(r.hub, r.resources, created).run(ctx)
 }
 
 // EnsureNamespace creates a namespace if it does not exist. If a namespace with this name is being deleted, it waits
@@ -250,21 +248,21 @@ func EnsureNamespace(ctx context.Context, c client.Client, namespace *corev1.Nam
 	return err
 }
 
-// ensureNamespaceWithRollback is EnsureNamespace. The rollback deletes a namespace that this run created, unless it
-// contains foreign objects.
-func ensureNamespaceWithRollback(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
+// ensureNamespaceWithRollback is EnsureNamespace with a rollback: it deletes a namespace that this run created, unless
+// the namespace contains foreign objects.
+func ensureNamespaceWithRollback(ctx context.Context, c client.Client, writer *rollback.Writer, resources foreign.Resources, namespace *corev1.Namespace) error {
 	key := client.ObjectKeyFromObject(namespace)
-	log.AddUndo(func(ctx context.Context) error {
+	writer.AddUndo(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
 		found, err := read(ctx, c, live, key)
-		if err != nil || !found || !log.IsLastWriter(live) {
+		if err != nil || !found || !writer.IsLastWriter(live) {
 			return err
 		}
 		_, err = foreign.DeleteNamespace(ctx, c, resources, live, isDependentOfAgent)
 		return err
 	})
-	if log.Attempt() != "" {
-		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, rollback.AttemptAnnotation, log.Attempt())
+	if writer.Attempt() != "" {
+		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, rollback.AttemptAnnotation, writer.Attempt())
 	}
 	return EnsureNamespace(ctx, c, namespace)
 }
@@ -276,11 +274,11 @@ func (r *registration) ensureNamespace(ctx context.Context, namespace *corev1.Na
 			return cmp.Or(err, fmt.Errorf("namespace %s is being deleted", namespace.Name))
 		}
 	}
-	return ensureNamespaceWithRollback(ctx, r.hub, r.log, r.resources, namespace)
+	return ensureNamespaceWithRollback(ctx, r.hub, r.writer, r.resources, namespace)
 }
 
-// isDependentOfAgent returns whether a controller created the object for the agent's Deployment or Service: the garbage
-// collector deletes it with them.
+// isDependentOfAgent returns whether a controller created the object for the agent's Deployment or Service, with which
+// the garbage collector deletes it.
 func isDependentOfAgent(item *metav1.PartialObjectMetadata) bool {
 	return item.Labels[agentNameLabel] == agentName && metav1.GetControllerOf(item) != nil
 }
@@ -327,5 +325,4 @@ func validateLabel(flag, value string) error {
 	return nil
 }
 
-// key returns "namespace/name".
 func (r Request) key() string { return r.Namespace + "/" + r.Name }

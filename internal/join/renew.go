@@ -29,9 +29,9 @@ import (
 const (
 	// RenewedKubeconfigKey is the default key of a renewed kubeconfig, the same as in Sveltos.
 	RenewedKubeconfigKey = "re-kubeconfig"
-	// renewAhead is subtracted from an interval that is longer than it: the renewal starts before the end of the interval.
+	// renewAhead is the time before the end of an interval when the renewal starts. Shorter intervals are not reduced.
 	renewAhead = 10 * time.Minute
-	// renewGrace is added to the interval for the default of the requested life.
+	// renewGrace is the difference between the default of the requested life and the interval.
 	renewGrace = 30 * time.Minute
 	// minTokenLife is the shortest life that API servers accept in a token request.
 	minTokenLife = 10 * time.Minute
@@ -78,9 +78,9 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 }
 
 // renewalDue returns the time of the next renewal of a token. It is one interval after the last renewal, else after the
-// issue of the token, else after the creation of the cluster. If the token expires too early for that, it is the
-// token's RenewAfter time, but at least renewRetry after the last renewal: the times in a token are from the clock of
-// the member, which may be wrong.
+// issue of the token, else after the creation of the cluster. If RenewAfter of the token is earlier, that time is used,
+// but at least renewRetry after the last renewal: the times in a token are from the clock of the member, which may be
+// wrong.
 func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
@@ -104,7 +104,6 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 	return byInterval
 }
 
-// renewedLife returns the life to request for a renewed token.
 func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 	if option.TokenDuration != nil {
 		return max(option.TokenDuration.Duration, minTokenLife)
@@ -165,7 +164,7 @@ func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key
 	return nil
 }
 
-// useKubeconfig sets the key in the spec and the time in the status. It returns a conflict if the spec must change and
+// useKubeconfig sets the key in the spec and the time in the status. It returns a conflict if the key must change and
 // the cluster has changed since its read.
 func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
@@ -184,7 +183,7 @@ func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosClus
 	return nil
 }
 
-// renewKubeconfig returns current with a new token in place of its credentials. The token has passed checkAccess.
+// renewKubeconfig returns current with a new token, which has passed checkAccess, in place of its credentials.
 func (r Renewal) renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, Token, error) {
 	config, err := r.parse(current)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// renewal renews what is in p, by a clock of the test's own.
+// renewal returns a Renewal for the clusters of p, and its clock.
 func (p push) renewal(t *testing.T, hub *rest.Config) (join.Renewal, *testclock.FakePassiveClock) {
 	t.Helper()
 	hubClient, err := client.New(hub, client.Options{Scheme: p.hubClient.Scheme()})

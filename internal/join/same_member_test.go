@@ -39,7 +39,7 @@ func anotherUnderTheName(t *testing.T, p push) {
 	p.takeOff(t, "c")
 }
 
-// refusalIsNoLostRight lets an admission webhook refuse what the identity may do.
+// refusalIsNoLostRight checks that the refusal of an admission webhook is not taken for lost permissions.
 func refusalIsNoLostRight(t *testing.T, p push) {
 	cluster := p.register(t, p.request("c"))
 	refusing := rest.CopyConfig(p.config(t, cluster))

@@ -31,7 +31,7 @@ type snapshotKey struct {
 	name client.ObjectKey
 }
 
-// TakeSnapshot lists the objects in pages of snapshotPage. hub must read from the API server.
+// TakeSnapshot lists the objects. hub must read from the API server.
 func TakeSnapshot(ctx context.Context, hub client.Reader) (*Snapshot, error) {
 	s := &Snapshot{objects: map[snapshotKey]client.Object{}}
 	for _, newList := range []func() client.ObjectList{
@@ -78,8 +78,8 @@ func keyOf(obj client.Object) snapshotKey {
 }
 
 // FindEstablished returns the delivery namespace of a pull-mode SveltosCluster, or "" if Establish might change an
-// object. cache reads Leases, and the metadata of Secrets and namespaces. It may be stale, like the Snapshot: later
-// changes are not found.
+// object. cache reads Leases, and the metadata of Secrets and namespaces. FindEstablished does not see changes that are
+// later than the Snapshot or the cache.
 func (s *Snapshot) FindEstablished(ctx context.Context, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	if cluster.DeletionTimestamp != nil {
 		return "", nil
@@ -96,7 +96,7 @@ func (s *Snapshot) FindEstablished(ctx context.Context, cache client.Reader, clu
 	if !found || err != nil || agents.DeletionTimestamp != nil {
 		return "", err
 	}
-	for _, desired := range append(r.agentIdentity(cluster, delivery), role(kube.AgentNamespace, sharedRole, sharedRules())) {
+	for _, desired := range append(agentIdentity(r.request, cluster, delivery), desiredSharedRole()) {
 		isUnchanged, err := s.isUnchanged(ctx, cache, desired)
 		if !isUnchanged || err != nil {
 			return "", err
@@ -105,7 +105,6 @@ func (s *Snapshot) FindEstablished(ctx context.Context, cache client.Reader, clu
 	return delivery, nil
 }
 
-// isUnchanged returns whether an object exists and has the desired content.
 func (s *Snapshot) isUnchanged(ctx context.Context, cache client.Reader, desired client.Object) (bool, error) {
 	var existing client.Object
 	switch desired.(type) {

@@ -74,7 +74,7 @@ func TestATenantReachesNoOtherTenantsDeliveries(t *testing.T) {
 	if _, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
 		t.Fatal(err)
 	}
-	// A ServiceAccount can say anything, too, once the cluster is gone.
+	// After the deletion of the cluster, the annotations of a ServiceAccount must not be trusted, either.
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
 		Namespace: mine, Name: "prod", Labels: map[string]string{"towline.dev/registration": "prod"}, Annotations: cluster.Annotations,
 	}}
@@ -94,7 +94,7 @@ func TestATenantReachesNoOtherTenantsDeliveries(t *testing.T) {
 	}
 }
 
-func TestNothingIsMadeInNamespacesOfOthers(t *testing.T) {
+func TestNothingIsCreatedInForeignNamespaces(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)
 	for _, delivery := range []string{kube.AgentNamespace, "kube-system", "not-there-yet"} {
@@ -163,7 +163,7 @@ func TestDeleteHubObjectsKeepsANamespaceWithForeignObjects(t *testing.T) {
 	}
 }
 
-func TestAFailedRegistrationLeavesANamespaceInWhichSomebodyElseHasSomething(t *testing.T) {
+func TestFailedRegistrationKeepsANamespaceWithForeignObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := newNamespace(t, hubClient, "undo")

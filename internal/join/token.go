@@ -13,8 +13,8 @@ import (
 // renewalFraction is the fraction of a token's life after which it is renewed, so that there is time for retries.
 const renewalFraction = 0.8
 
-// Token is a bearer token with some of its claims. The times and BoundTo are zero if the token is no JWT or does not
-// expire.
+// Token is a bearer token with some of its claims. Issued, Expires and BoundTo are zero if the token is no JWT or does
+// not expire.
 type Token struct {
 	Text    string
 	Issued  time.Time
@@ -25,7 +25,7 @@ type Token struct {
 	Account client.ObjectKey
 }
 
-// ReadToken reads the claims of a token without verification, which only its API server can do.
+// ReadToken reads the claims of a token. It does not verify them: only the API server can.
 func ReadToken(text string) Token {
 	t := Token{Text: text}
 	parts := strings.Split(text, ".")

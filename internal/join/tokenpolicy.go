@@ -28,8 +28,8 @@ const (
 	audienceAccount = "towline-audiences"
 	// isOwnToken is true if a ServiceAccount requests a token for itself.
 	isOwnToken = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
-	// isAgent is true for a user who may patch the status of the SveltosCluster with the account's name, but not of
-	// others.
+	// isAgent is true for a user who may patch the status of the SveltosCluster with the account's name, but not the
+	// status of other SveltosClusters.
 	isAgent = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
 	// isAnchored is true for the request of a token that is bound to the anchor Secret.
 	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
@@ -59,9 +59,9 @@ func EnsureTokenPolicy(ctx context.Context, hub client.Client) (isNew bool, err 
 	return kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, kube.FixedSpec(tokenPolicy(audiences)))
 }
 
-// enforceTokenPolicy ensures the policy before an agent gets an identity, and waits until the API server enforces it:
-// the policy may not exist yet, or a user may have deleted it. It keeps the audiences of an existing policy, which hubs
-// update. This saves a request per registration.
+// enforceTokenPolicy is EnsureTokenPolicy before an agent gets an identity: the hub may not have created the policy
+// yet, or a user may have deleted it. It waits until the API server enforces a new policy. It keeps the audiences of an
+// existing policy, which saves a request per registration.
 func enforceTokenPolicy(ctx context.Context, hub client.Client) error {
 	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
 		return err
@@ -79,8 +79,8 @@ func enforceTokenPolicy(ctx context.Context, hub client.Client) error {
 	return kube.AwaitPolicy(ctx)
 }
 
-// findAudiences returns the audiences of the hub's API server. Only a token request shows them, so it requests a token
-// for a ServiceAccount without permissions, which it creates if needed. The token is not used.
+// findAudiences returns the audiences of the hub's API server. Only the response to a token request has them, so it
+// requests a token for a ServiceAccount without permissions, which it creates if needed. The token is not used.
 func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: objectMeta(kube.AgentNamespace, audienceAccount), AutomountServiceAccountToken: ptr.To(false)}
 	request := &authenticationv1.TokenRequest{}

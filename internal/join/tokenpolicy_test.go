@@ -48,7 +48,7 @@ func requestToken(ctx context.Context, config *rest.Config, namespace, secret st
 	return err
 }
 
-func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
+func TestTokenPolicyLimitsTheTokensOfAgents(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "guard")

@@ -91,7 +91,7 @@ func (o overtaken) Write([]byte) (int, error) {
 	return 0, errors.Join(errors.New("broken pipe"), o.register())
 }
 
-func TestFailedRegistrationLeavesWhatAnotherMade(t *testing.T) {
+func TestFailedRegistrationKeepsForeignObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	r := pullRequest(plane.Namespace(t, "race"), "c")

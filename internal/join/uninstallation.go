@@ -14,9 +14,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// FindUninstalling returns the kind and the key of the first object that is being deleted, or that the garbage
-// collector will delete because its owner is deleted: an earlier ClusterRole with the name of role, or role itself. It
-// returns "" if there is none. role has only a name if the ClusterRole does not exist.
+// FindUninstalling returns "<kind> <key>" of the first of objects that is being deleted, or that the garbage collector
+// will delete because its owner is deleted: role, or an earlier ClusterRole with its name. It returns "" if there is no
+// such object. If the ClusterRole does not exist, role has only its name.
 func FindUninstalling(ctx context.Context, member client.Reader, role *rbacv1.ClusterRole, objects []kube.Ref) (string, error) {
 	for _, ref := range objects {
 		live, key := &metav1.PartialObjectMetadata{}, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
@@ -35,12 +35,13 @@ func FindUninstalling(ctx context.Context, member client.Reader, role *rbacv1.Cl
 	return "", nil
 }
 
-// AwaitUninstallation calls find until it returns "", and report for each new object. find must call FindUninstalling.
+// AwaitUninstallation calls find, which must call FindUninstalling, until it returns "". It calls report for each new
+// object.
 func AwaitUninstallation(ctx context.Context, timeout time.Duration, find func(context.Context) (string, error), report func(object string)) error {
 	var reported string
 	var findErr error
 	err := wait.PollUntilContextTimeout(ctx, readyPoll, timeout, true, func(context.Context) (bool, error) {
-		// Not limited by the timeout, so that the objects are read at least once.
+		// find gets ctx without the timeout, so that the objects are read at least once.
 		var object string
 		if object, findErr = find(ctx); object != "" && object != reported {
 			report(object)
@@ -51,7 +52,7 @@ func AwaitUninstallation(ctx context.Context, timeout time.Duration, find func(c
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case findErr != nil: // wait.Interrupted is true for the timeout of its request, too
+	case findErr != nil: // wait.Interrupted is true for the timeout of a request of find, too
 		return findErr
 	case wait.Interrupted(err):
 		return fmt.Errorf("a former agent is still being removed from the cluster: %s; try again when it is gone", reported)

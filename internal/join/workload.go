@@ -20,8 +20,8 @@ func AuthoritySecret(cluster string) string { return cluster + "-sveltos-ca" }
 // WorkloadRequest is a request to register a cluster to which the hub connects with its cloud identity.
 type WorkloadRequest struct {
 	Request
-	// Identity has the provider, the endpoint and the cluster's identifiers. Empty optional fields keep their registered
-	// value.
+	// Identity has the provider, the endpoint and the cluster's identifiers. An optional field that is not set keeps its
+	// registered value.
 	Identity libv1beta1.WorkloadIdentity
 	// CA are the CA certificates of the endpoint, in PEM. nil keeps the registered reference to a CA; without one, the hub
 	// uses the CA certificates of its system.
@@ -58,7 +58,7 @@ func (r WorkloadRequest) Validate() error {
 
 type flagValue struct{ flag, value string }
 
-// requiredFlags returns the required flags of the provider with their values. Without a provider it returns nil.
+// requiredFlags returns the required flags of the provider with their values, or nil without a provider.
 func requiredFlags(w libv1beta1.WorkloadIdentity) []flagValue {
 	switch {
 	case w.AWS != nil:

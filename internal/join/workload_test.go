@@ -89,7 +89,7 @@ func TestRegisterWorkloadMakesAClusterWithoutAKubeconfig(t *testing.T) {
 	}
 }
 
-func TestRegisterWorkloadLeavesAloneWhatIsNotItsOwn(t *testing.T) {
+func TestRegisterWorkloadKeepsForeignObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	kubeconfig, err := os.ReadFile(plane.Kubeconfig)

@@ -206,7 +206,7 @@ func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) e
 // member: by its ID, its mode, and the Ready condition, in which the hub reports that another Cluster has the ID.
 func (s *hubSession) verifyCluster(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
-	if cluster.Spec.ID == s.memberID && cluster.Spec.SyncMode == clusterv1alpha1.Pull && (ready == nil || ready.Reason != fleet.ReasonTaken) {
+	if cluster.Spec.ID == s.memberID && cluster.Spec.SyncMode == clusterv1alpha1.Pull && (ready == nil || ready.Reason != fleet.ReasonIDTaken) {
 		return nil
 	}
 	taken := joinkarmada.AlreadyRegisteredError{ID: s.memberID, Name: cluster.Name}

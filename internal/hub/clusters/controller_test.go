@@ -405,9 +405,9 @@ func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 func TestRefusedMemberIsIgnored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
-	w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+	w.report(metav1.ConditionFalse, fleet.ReasonIDTaken, "somebody else's")
 	version := w.cluster.ResourceVersion
-	w.want("False/" + fleet.ReasonTaken)
+	w.want("False/" + fleet.ReasonIDTaken)
 	if w.cluster.ResourceVersion != version {
 		t.Error("something was written")
 	}
@@ -418,11 +418,11 @@ func TestMemberThatIsRefusedDuringTheObservationIsIgnored(t *testing.T) {
 	w := newWorld(t, "taken-meanwhile", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	config := localkube.Shared(t).Config
 	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) {
-		w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+		w.report(metav1.ConditionFalse, fleet.ReasonIDTaken, "somebody else's")
 		return config, nil
 	}
-	w.want("False/" + fleet.ReasonTaken)
-	w.want("False/" + fleet.ReasonTaken)
+	w.want("False/" + fleet.ReasonIDTaken)
+	w.want("False/" + fleet.ReasonIDTaken)
 }
 
 func TestDeletedMemberGetsNoTaints(t *testing.T) {

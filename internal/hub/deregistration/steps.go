@@ -243,7 +243,7 @@ func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	hubUID, err := join.HubUID(ctx, c.Live)
+	hubUID, err := join.ClusterUID(ctx, c.Live)
 	if err != nil {
 		return err
 	}

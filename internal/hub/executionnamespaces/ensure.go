@@ -71,7 +71,7 @@ func (c *Controller) validate(_ context.Context, s *state) error {
 // isIDTaken returns whether the Ready condition reports that another Cluster has the ID.
 func isIDTaken(cluster *clusterv1alpha1.Cluster) bool {
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
-	return ready != nil && ready.Reason == fleet.ReasonTaken
+	return ready != nil && ready.Reason == fleet.ReasonIDTaken
 }
 
 // claimID reserves the ID for the Cluster. If another Cluster has the ID, it reports that in the Ready condition and
@@ -94,7 +94,7 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 		meta.RemoveStatusCondition(&changed.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	} else {
 		meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
-			Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionFalse, Reason: fleet.ReasonTaken, Message: err.Error(),
+			Type: clusterv1alpha1.ClusterConditionReady, Status: metav1.ConditionFalse, Reason: fleet.ReasonIDTaken, Message: err.Error(),
 			LastTransitionTime: metav1.NewTime(c.Clock.Now()),
 		})
 	}
@@ -105,7 +105,7 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 	}
 	s.cluster, s.member, s.requeueAfter = changed, fleet.FromCluster(changed), idRetryInterval
 	if err != nil {
-		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, fleet.ReasonTaken, "Claim", "%s", err)
+		c.Events.Eventf(changed, nil, corev1.EventTypeWarning, fleet.ReasonIDTaken, "Claim", "%s", err)
 		return phase.TerminalError{Err: err}
 	}
 	s.requeueAfter = 0
@@ -117,7 +117,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	withFinalizer := s.cluster.DeepCopy()
 	changed := controllerutil.AddFinalizer(withFinalizer, clusterv1alpha1.ClusterFinalizer)
 	if withFinalizer.Annotations[kube.AnnotationHub] == "" {
-		hubID, err := join.HubUID(ctx, c.Live)
+		hubID, err := join.ClusterUID(ctx, c.Live)
 		if err != nil {
 			return err
 		}

@@ -344,7 +344,7 @@ func TestWorkOfDeletedClusterIsReleased(t *testing.T) {
 func TestNoStatusReleasesWorks(t *testing.T) {
 	t.Parallel()
 	taken := func(s *clusterv1alpha1.ClusterStatus) {
-		s.Conditions[0].Status, s.Conditions[0].Reason, s.Conditions[0].Message = metav1.ConditionFalse, fleet.ReasonTaken, "another cluster has the ID"
+		s.Conditions[0].Status, s.Conditions[0].Reason, s.Conditions[0].Message = metav1.ConditionFalse, fleet.ReasonIDTaken, "another cluster has the ID"
 	}
 	// setStatus sets a status that is not true.
 	tests := map[string]struct {

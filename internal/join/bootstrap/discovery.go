@@ -46,7 +46,7 @@ type Discovery struct {
 	// Token must have signed the ConfigMap cluster-info of the hub.
 	Token Token
 	// Pins are hashes of public keys, each "sha256:<hex>". One of the hub's certificate authorities must have a pinned
-	// key. Pins may be empty only with UnsafeSkipCA. Then each holder of the token can impersonate the hub.
+	// key. Pins may be empty only with UnsafeSkipCA: then a man in the middle who has the token can impersonate the hub.
 	Pins         []string
 	UnsafeSkipCA bool
 	// Timeout limits the wait for the hub. With 0, there is one attempt.

@@ -92,7 +92,7 @@ func writeConfigMap(w http.ResponseWriter, data map[string]string) {
 	_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: data})
 }
 
-// discovery asks s as somebody does who has the token and the pins.
+// discovery returns a Discovery of s with its token and pins.
 func (s *fakeHub) discovery(t *testing.T) bootstrap.Discovery {
 	t.Helper()
 	token, errToken := bootstrap.ParseToken(testToken)

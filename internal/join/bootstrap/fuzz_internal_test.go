@@ -13,8 +13,8 @@ import (
 	"github.com/towline/towline/test/fuzzing"
 )
 
-// FuzzSignature reads a cluster-info that anyone on the network can write. Only one that is signed with the token is
-// accepted.
+// FuzzSignature verifies a cluster-info that an attacker on the network can write. It must be accepted only if the
+// token has signed it.
 func FuzzSignature(f *testing.F) {
 	token := Token{ID: "abcdef", Secret: "0123456789abcdef"}
 	const kubeconfig = "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: https://a, certificate-authority-data: aGk=}}]\n"

@@ -49,7 +49,7 @@ func validation(resource, expression, message string) admissionv1.Validation {
 	return admissionv1.Validation{Expression: "request.resource.resource != '" + resource + "' || (" + expression + ")", Message: message}
 }
 
-// unchanged returns a CEL expression that is true if none of the fields of parent has changed.
+// unchanged returns a CEL expression that is true if none of the fields of parent, "object.<path>", has changed.
 func unchanged(parent string, fields ...string) string {
 	var same []string
 	for _, field := range fields {

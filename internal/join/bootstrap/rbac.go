@@ -34,35 +34,35 @@ const leaseSeconds = 40
 // Their labels name the Cluster as the owner. It returns an error while the execution namespace of an earlier Cluster
 // with the same name is being deleted. If the Cluster was deleted meanwhile, it deletes the RBAC again. hub must read
 // from the API server.
-func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
-	namespace := fleet.ExecutionSpace(c.Name)
-	if _, err := karmada.EnsureExecutionNamespace(ctx, hub, c); err != nil {
+func EnsureAgentRBAC(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
+	namespace := fleet.ExecutionSpace(cluster.Name)
+	if _, err := karmada.EnsureExecutionNamespace(ctx, hub, cluster); err != nil {
 		return err
 	}
 	sharedRole, err := join.EnsureSharedRole(ctx, hub)
 	if err != nil {
 		return err
 	}
-	name, user := karmada.AgentRoleName(c.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(c.Name)}
+	name, user := karmada.AgentRoleName(cluster.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(cluster.Name)}
 	for _, obj := range []client.Object{
-		&coordinationv1.Lease{ObjectMeta: objectMeta(namespace, c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}},
-		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", name), Rules: clusterScopedRules(c.Name)},
+		&coordinationv1.Lease{ObjectMeta: objectMeta(namespace, cluster.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", name), Rules: clusterScopedRules(cluster.Name)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{user}},
-		&rbacv1.Role{ObjectMeta: objectMeta(namespace, name), Rules: executionNamespaceRules(c.Name)},
+		&rbacv1.Role{ObjectMeta: objectMeta(namespace, name), Rules: executionNamespaceRules(cluster.Name)},
 		&rbacv1.RoleBinding{ObjectMeta: objectMeta(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.RoleBinding{ObjectMeta: objectMeta(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
-		karmada.SetOwnerLabels(obj, c.Name)
+		karmada.SetOwnerLabels(obj, cluster.Name)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
 	}
 	live := &clusterv1alpha1.Cluster{}
-	if err := hub.Get(ctx, client.ObjectKeyFromObject(c), live); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read Cluster %s: %w", c.Name, err)
+	if err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read Cluster %s: %w", cluster.Name, err)
 	}
-	if live.UID != c.UID {
-		return errors.Join(fmt.Errorf("the Cluster %s is gone", c.Name), karmada.DeleteLeftoverRBAC(ctx, hub, c.Name))
+	if live.UID != cluster.UID {
+		return errors.Join(fmt.Errorf("the Cluster %s is gone", cluster.Name), karmada.DeleteLeftoverRBAC(ctx, hub, cluster.Name))
 	}
 	return nil
 }
@@ -76,15 +76,15 @@ const (
 	requesterHashLength = 40
 )
 
-// EnsureCSRReadRBAC permits the requester to read csr. The RBAC objects are deleted with csr. Of a requester with more
-// than maxReadableCSRs requests, only the last ones are readable. hub must read from the API server.
+// EnsureCSRReadRBAC permits the requester to read csr. The garbage collector deletes the RBAC objects with csr. A
+// requester can read only its last maxReadableCSRs requests. hub must read from the API server.
 func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// With the uid, a later request with the same name has another role.
 	name := "system:karmada:csr:" + string(csr.UID)
 	sum := sha256.Sum256([]byte(csr.Spec.Username))
-	requester := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterHashLength]}
+	requesterLabels := client.MatchingLabels{requesterLabel: hex.EncodeToString(sum[:])[:requesterHashLength]}
 	earlier := &rbacv1.ClusterRoleList{}
-	if err := hub.List(ctx, earlier, requester); err != nil {
+	if err := hub.List(ctx, earlier, requesterLabels); err != nil {
 		return fmt.Errorf("list the requests that the requester may read: %w", err)
 	}
 	slices.SortFunc(earlier.Items, func(a, b rbacv1.ClusterRole) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
@@ -107,7 +107,7 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 		}},
 	} {
 		obj.SetOwnerReferences([]metav1.OwnerReference{owner})
-		obj.SetLabels(requester)
+		obj.SetLabels(requesterLabels)
 		if err := ensureObject(ctx, hub, obj); err != nil {
 			return err
 		}
@@ -146,14 +146,14 @@ func objectMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }
 
-// ensureObject creates obj on the hub or corrects it, with clusterv1alpha1.SystemLabel. It replaces a binding with
-// another roleRef, which is immutable.
+// ensureObject creates obj on the hub or corrects it, with clusterv1alpha1.SystemLabel. If an existing binding has
+// another roleRef, which is immutable, it creates the binding again.
 func ensureObject(ctx context.Context, hub client.Client, obj client.Object) error {
 	labels := map[string]string{clusterv1alpha1.SystemLabel: "true"}
 	maps.Copy(labels, obj.GetLabels())
 	obj.SetLabels(labels)
-	log := rollback.New(hub, "")
-	_, _, err := log.Apply(ctx, obj, nil)
+	writer := rollback.New(hub, "")
+	_, _, err := writer.Apply(ctx, obj, nil)
 	switch obj.(type) {
 	case *rbacv1.ClusterRoleBinding, *rbacv1.RoleBinding:
 		if !apierrors.IsInvalid(err) {
@@ -162,7 +162,7 @@ func ensureObject(ctx context.Context, hub client.Client, obj client.Object) err
 		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		_, _, err = log.Apply(ctx, obj, nil)
+		_, _, err = writer.Apply(ctx, obj, nil)
 	}
 	return err
 }

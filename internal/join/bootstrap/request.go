@@ -43,7 +43,7 @@ type CertificateRequest struct {
 	ID string
 	// Lifetime is the requested lifetime, at least ten minutes. Default: MaxLife.
 	Lifetime time.Duration
-	// Until is the end of the wait. The hub approves no request after it. Default: the deadline of the context.
+	// Until is the end of the wait. The hub does not approve the request later. Default: the deadline of the context.
 	Until time.Time
 	// Progress is called with the reason for a long wait. It may be nil.
 	Progress func(string)
@@ -67,7 +67,6 @@ type DeniedError struct {
 	Message string
 }
 
-// Error returns the message.
 func (d *DeniedError) Error() string { return d.Message }
 
 // Reasons of the approval or denial of a CertificateSigningRequest.
@@ -153,8 +152,8 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 	return created.Name, nil
 }
 
-// awaitCertificate waits for the certificate and returns it in PEM. It ignores Forbidden: the hub permits reads with a
-// delay.
+// awaitCertificate waits for the certificate and returns it in PEM. It ignores Forbidden: the hub creates the RBAC for
+// the requester's reads after the request (EnsureCSRReadRBAC).
 func (r CertificateRequest) awaitCertificate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, name string) ([]byte, error) {
 	var certificate []byte
 	reads, last := 0, errors.New("the hub has not answered yet")

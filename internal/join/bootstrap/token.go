@@ -49,7 +49,7 @@ func ParseToken(text string) (Token, error) {
 func (t Token) String() string { return t.ID + "." + t.Secret }
 
 // signature returns the detached JWS of content, signed with the secret of the token, as the signer of Kubernetes
-// computes it. A client compares it with the received one, and so never uses the algorithm in a received signature.
+// computes it. verifySignature compares it with the received signature, and so never uses the algorithm in that.
 func (t Token) signature(content string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	head := encode([]byte(`{"alg":"HS256","kid":"` + t.ID + `"}`))
@@ -59,7 +59,7 @@ func (t Token) signature(content string) string {
 	return head + ".." + encode(mac.Sum(nil))
 }
 
-// secretData returns the data of the token's Secret. ReadToken is the inverse.
+// secretData is the inverse of ReadToken.
 func (t Token) secretData() map[string][]byte {
 	data := map[string][]byte{tokenapi.BootstrapTokenIDKey: []byte(t.ID), tokenapi.BootstrapTokenSecretKey: []byte(t.Secret)}
 	if t.Description != "" {
@@ -128,8 +128,8 @@ type TokenOptions struct {
 	Groups []string
 	// Description is for people.
 	Description string
-	// Cluster binds the token to the Cluster of that name, which may exist. If it is "", the token can register any new
-	// Cluster.
+	// Cluster binds the token to the Cluster with this name, whether that exists or not. If it is "", the token can
+	// register any new Cluster.
 	Cluster string
 }
 

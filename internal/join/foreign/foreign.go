@@ -27,10 +27,10 @@ type Resources interface {
 }
 
 // ReasonToKeep returns the reason why a namespace must be kept, or "" if it may be deleted. The reason is a sentence
-// whose subject is the namespace: "it holds Secret token", or "whether it holds a Secret is not known". An object is
-// foreign if isOwn returns false, if Kubernetes or OpenShift does not create it in every namespace, and if it has no
-// owner that is not foreign. Objects that are being deleted do not count. c must read from the API server. isOwn gets
-// items with kind and apiVersion.
+// about the namespace: "it holds Secret token", or "whether it holds a Secret is not known". All objects are foreign
+// except those for which isOwn returns true, those that Kubernetes or OpenShift creates in every namespace, and the
+// dependents of both. Objects that are being deleted do not count. c must read from the API server. isOwn gets items
+// with kind and apiVersion.
 func ReasonToKeep(
 	ctx context.Context, c client.Client, resources Resources, namespace string, isOwn func(item *metav1.PartialObjectMetadata) bool,
 ) (reason string, err error) {
@@ -110,7 +110,6 @@ func listObjects(
 	return list.Items, "", nil
 }
 
-// foreignObjects returns the foreign objects, see ReasonToKeep.
 func foreignObjects(all []metav1.PartialObjectMetadata, isOwn func(*metav1.PartialObjectMetadata) bool) []metav1.PartialObjectMetadata {
 	notForeign := map[types.UID]bool{}
 	for i := range all {
@@ -134,11 +133,10 @@ func foreignObjects(all []metav1.PartialObjectMetadata, isOwn func(*metav1.Parti
 	})
 }
 
-// isInEveryNamespace returns true for objects that Kubernetes or OpenShift creates in every namespace.
 func isInEveryNamespace(item *metav1.PartialObjectMetadata) bool {
 	switch item.Kind + "/" + item.Name {
-	case "ServiceAccount/default", "ConfigMap/kube-root-ca.crt",
-		"ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt":
+	case "ServiceAccount/default", "ConfigMap/kube-root-ca.crt", // Kubernetes
+		"ServiceAccount/builder", "ServiceAccount/deployer", "ConfigMap/openshift-service-ca.crt": // OpenShift
 		return true
 	}
 	// OpenShift creates RoleBindings system:* in each namespace for its image registry.

@@ -38,31 +38,30 @@ var ErrAlreadyRegistered = errors.New("the cluster has been registered")
 // AlreadyRegisteredError is an ErrAlreadyRegistered with Karmada's error text.
 type AlreadyRegisteredError struct{ ID, Name string }
 
-// Error returns the message.
 func (t AlreadyRegisteredError) Error() string {
 	return fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", t.ID, t.Name)
 }
 
-// Is returns true for ErrAlreadyRegistered.
+// Is makes errors.Is true for ErrAlreadyRegistered.
 func (t AlreadyRegisteredError) Is(target error) bool { return target == ErrAlreadyRegistered }
 
 // CreateCluster creates cluster, which must have an ID, and reserves the ID. Of several calls with the same name or the
 // same ID, only one succeeds, and the others return an ErrAlreadyRegistered. If it fails, or ctx ends, it deletes the
 // objects that it has created. hub must read from the API server.
 func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
-	log := rollback.New(hub, string(uuid.NewUUID()))
-	err := applyCluster(ctx, hub, log, cluster, func(*unstructured.Unstructured) error {
+	writer := rollback.New(hub, string(uuid.NewUUID()))
+	err := applyCluster(ctx, hub, writer, cluster, func(*unstructured.Unstructured) error {
 		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 	})
 	if err != nil {
-		return errors.Join(err, log.RollBack(ctx))
+		return errors.Join(err, writer.RollBack(ctx))
 	}
 	return nil
 }
 
 // applyCluster creates cluster, or applies it to an existing Cluster for which check returns nil, and reserves its ID.
 func applyCluster(
-	ctx context.Context, hub client.Client, log *rollback.Log, cluster *clusterv1alpha1.Cluster, check func(live *unstructured.Unstructured) error,
+	ctx context.Context, hub client.Client, writer *rollback.Writer, cluster *clusterv1alpha1.Cluster, check func(live *unstructured.Unstructured) error,
 ) error {
 	if err := ValidateName(cluster.Name); err != nil {
 		return err
@@ -70,12 +69,12 @@ func applyCluster(
 	if cluster.Spec.ID == "" {
 		return fmt.Errorf("cluster %s has no id", cluster.Name)
 	}
-	hubID, err := join.HubUID(ctx, hub)
+	hubID, err := join.ClusterUID(ctx, hub)
 	if err != nil {
 		return err
 	}
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationHub, hubID)
-	live, result, err := log.Apply(ctx, cluster, check)
+	live, result, err := writer.Apply(ctx, cluster, check)
 	if errors.Is(err, ErrAlreadyRegistered) {
 		return err
 	}
@@ -86,7 +85,7 @@ func applyCluster(
 		return fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
 	}
 	if result == rollback.Created {
-		log.AddUndo(func(ctx context.Context) error {
+		writer.AddUndo(func(ctx context.Context) error {
 			return deleteOwned(ctx, hub, cluster.Name, []*metav1.PartialObjectMetadata{reservationOf(cluster)}, apierrors.IsNotFound)
 		})
 	}
@@ -132,12 +131,12 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	if err == nil && holder.Spec.ID == cluster.Spec.ID {
 		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 	}
-	// The holder was deleted, or has another ID. If another Cluster reserves the ID meanwhile, the update is a conflict.
+	// The holder was deleted, or has another ID. If another Cluster has reserved the ID since, the update is a conflict.
 	desired.ResourceVersion = reservation.ResourceVersion
 	return hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager))
 }
 
-// reservationName returns the name of the reservation of id. It has a hash if id is not valid in a name.
+// reservationName returns the name of the reservation of id. It contains a hash if id is not valid in a name.
 func reservationName(id string) string {
 	if name := reservationPrefix + id; len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name

@@ -1,6 +1,7 @@
 package karmada
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,8 +56,8 @@ type DeleteOptions struct {
 }
 
 // DeleteCluster deletes a Cluster, and waits until the hub has deleted the propagated objects and the registration. It
-// returns an ErrNoCluster if the Cluster does not exist, an error if it has another mode, and a
-// context.DeadlineExceeded after the timeout; then the hub continues the deletion. hub must read from the API server.
+// returns an ErrNoCluster if the Cluster does not exist, and an error if its mode is not mode. After the timeout, it
+// returns a context.DeadlineExceeded, and the hub continues the deletion. hub must read from the API server.
 func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode, o DeleteOptions) error {
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
@@ -69,7 +70,7 @@ func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clu
 	return nil
 }
 
-// clusterOfMode reads a Cluster, and returns an error if it has another mode.
+// clusterOfMode reads a Cluster, and returns an error if its mode is not mode.
 func clusterOfMode(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode) (*clusterv1alpha1.Cluster, error) {
 	cluster := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
@@ -113,7 +114,7 @@ func (d *deletion) run(ctx context.Context) error {
 	}
 	if isDeleted {
 		if controllerutil.ContainsFinalizer(d.cluster, clusterv1alpha1.ClusterFinalizer) {
-			return nil // the hub has deleted them
+			return nil // the hub has deleted its objects
 		}
 		return d.deleteHubObjects(ctx)
 	}
@@ -137,44 +138,33 @@ func (d *deletion) run(ctx context.Context) error {
 	return err
 }
 
-// deleteHubObjects deletes the Cluster's objects on the hub. It ignores those that the user may not delete.
+// deleteHubObjects deletes the Cluster's objects on the hub. Objects that the user may not delete stay.
 func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	return deleteOwned(ctx, d.hub, d.cluster.Name, hubObjects(d.cluster), isMissingOrForbidden)
 }
 
-// awaitDeletion waits until the Cluster is deleted or replaced. After limit, it returns false.
+// awaitDeletion waits until the Cluster is deleted or replaced. After limit, it returns false and the error of the last
+// read.
 func (d *deletion) awaitDeletion(ctx context.Context, limit time.Duration) (isDeleted bool, err error) {
 	isReported := false
-	var failure error
 	// The requests use ctx without the limit, so that a DeadlineExceeded of a request comes from ctx.
-	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, limit, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(ctx, deletePollInterval, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
-		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
+		getErr := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
 		// With the agent's credentials, the hub returns Forbidden as soon as the permissions of the agent are deleted.
-		isDeleted = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
-		if isDeleted {
-			failure = nil
-			return true, nil
-		}
-		if err != nil {
-			// The API server may be unavailable for a moment.
-			failure = fmt.Errorf("read it: %w", err)
-			return false, nil
-		}
-		failure = nil
-		if !isReported {
+		isDeleted = apierrors.IsNotFound(getErr) || apierrors.IsForbidden(getErr) || getErr == nil && live.UID != d.cluster.UID
+		err = nil
+		switch {
+		case isDeleted:
+		case getErr != nil:
+			err = fmt.Errorf("read it: %w", getErr) // the API server may be unavailable for a moment
+		case !isReported:
 			d.options.Progress(fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
 			isReported = true
 		}
-		return false, nil
+		return isDeleted, nil
 	})
-	if ctx.Err() != nil {
-		return isDeleted, ctx.Err()
-	}
-	if wait.Interrupted(err) {
-		err = nil
-	}
-	return isDeleted, errors.Join(err, failure)
+	return isDeleted, cmp.Or(ctx.Err(), err)
 }
 
 // ForceDeleteWorks deletes the Works of a cluster and removes their finalizer, so that the propagated objects stay. It
@@ -191,7 +181,7 @@ func ForceDeleteWorks(ctx context.Context, hub client.Client, cluster string) er
 	return errors.Join(errs...)
 }
 
-// ForceDeleteNamespaceContent is ForceDeleteWorks, and does the same for ClusterSummaries. No other objects block the
+// ForceDeleteNamespaceContent is ForceDeleteWorks for Works and ClusterSummaries. Other objects do not block the
 // deletion of the execution namespace.
 func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster string) error {
 	errs := []error{ForceDeleteWorks(ctx, hub, cluster)}
@@ -205,7 +195,7 @@ func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster
 	return errors.Join(errs...)
 }
 
-// forceDelete deletes obj, which was read, and removes a finalizer from it.
+// forceDelete deletes obj and removes a finalizer from it. It does nothing if obj was created again since its read.
 func forceDelete(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
 	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {

@@ -23,8 +23,8 @@
 // Terms:
 //   - ID: the uid of the member's kube-system namespace. The hub has an ID of the same kind, its hubID.
 //   - owner, on the hub: the Cluster in the label clusterLabel of an object (SetOwnerLabels).
-//   - owner, on the member: the ClusterRole of a registration. Its deletion deletes the other objects. The ClusterRoles
-//     of all hubs that use the impersonator own it.
+//   - owner, on the member: the ClusterRole of a registration. Its deletion deletes the other objects. The impersonator
+//     has several owners: the ClusterRoles of all hubs that use it.
 //   - foreign: without the label clusterv1alpha1.SystemLabel. A registration never changes or deletes such an object.
 //
 // The namespace on the member is deleted only if a registration created it and it contains no foreign objects.

@@ -88,7 +88,7 @@ func awaitDefaults(t *testing.T, c client.Client, namespace string) {
 	}
 }
 
-// wantOwn waits until the hub has of the cluster name what it had.
+// wantOwn waits until the hub has the same objects of the cluster name as before.
 func wantOwn(t *testing.T, hub client.Client, name string, before []string) {
 	t.Helper()
 	diff := ""

@@ -72,17 +72,23 @@ func Join(ctx context.Context, r JoinRequest) error {
 	if r.ClusterNamespace == systemNamespace {
 		r.Progress("warning: --cluster-namespace=" + systemNamespace + " is the namespace of the control plane itself; it is never deleted with a cluster")
 	}
-	j, err := newRegistration(r)
+	hub, _, err := join.NewClient(r.Hub, requestTimeout)
+	if err != nil {
+		return fmt.Errorf("connect to the control plane: %w", err)
+	}
+	attempt := string(uuid.NewUUID())
+	member, err := newMemberRegistration(r.Member, r.Name, r.ClusterNamespace, attempt)
 	if err != nil {
 		return err
 	}
+	j := &registration{request: r, hub: hub, writer: rollback.New(hub, attempt), secretWriter: rollback.New(hub, attempt), member: member}
 	if err := j.validate(ctx); err != nil || r.DryRun {
 		return err
 	}
 	if err := j.run(ctx); err != nil {
 		// The Secrets are rolled back after the Cluster: the hub needs its credentials to complete the deletion of the
 		// Cluster.
-		return errors.Join(err, j.log.RollBack(ctx), j.secretLog.RollBack(ctx), j.rollBackMember(ctx))
+		return errors.Join(err, j.writer.RollBack(ctx), j.secretWriter.RollBack(ctx), j.rollBackMember(ctx))
 	}
 	return nil
 }
@@ -91,23 +97,10 @@ func Join(ctx context.Context, r JoinRequest) error {
 type registration struct {
 	request JoinRequest
 	hub     client.Client
-	// log rolls back the Cluster, secretLog its Secrets.
-	log, secretLog *rollback.Log
-	member         *memberRegistration
-	cluster        *clusterv1alpha1.Cluster
-}
-
-func newRegistration(r JoinRequest) (*registration, error) {
-	hub, _, err := join.NewClient(r.Hub, requestTimeout)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the control plane: %w", err)
-	}
-	attempt := string(uuid.NewUUID())
-	member, err := newMemberRegistration(r.Member, r.Name, r.ClusterNamespace, attempt)
-	if err != nil {
-		return nil, err
-	}
-	return &registration{request: r, hub: hub, log: rollback.New(hub, attempt), secretLog: rollback.New(hub, attempt), member: member}, nil
+	// writer writes the Cluster, secretWriter its Secrets: they are rolled back at different times.
+	writer, secretWriter *rollback.Writer
+	member               *memberRegistration
+	cluster              *clusterv1alpha1.Cluster
 }
 
 // validate reads both sides, sets the desired Cluster, and returns an error if the registration is not possible.
@@ -116,11 +109,11 @@ func (j *registration) validate(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	id, err := join.HubUID(ctx, j.member.client)
+	id, err := join.ClusterUID(ctx, j.member.client)
 	if err != nil {
 		return fmt.Errorf("identify the cluster: %w", err)
 	}
-	if j.member.hubID, err = join.HubUID(ctx, j.hub); err != nil {
+	if j.member.hubID, err = join.ClusterUID(ctx, j.hub); err != nil {
 		return err
 	}
 	if j.cluster, err = j.desiredCluster(id); err != nil {
@@ -154,7 +147,6 @@ func IsRegistering(cluster *clusterv1alpha1.Cluster) bool {
 	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.Annotations[unfinishedAnnotation] != ""
 }
 
-// desiredCluster returns the Cluster to create.
 func (j *registration) desiredCluster(id string) (*clusterv1alpha1.Cluster, error) {
 	r := j.request
 	endpoint := strings.TrimSuffix(r.Member.Host, "/")
@@ -184,8 +176,8 @@ func (j *registration) run(ctx context.Context) error {
 	if err := join.EnsureNamespace(ctx, j.hub, namespace); err != nil {
 		return err
 	}
-	j.log.AddUndo(j.awaitDeletion)
-	err := applyCluster(ctx, j.hub, j.log, j.cluster, func(live *unstructured.Unstructured) error {
+	j.writer.AddUndo(j.awaitDeletion)
+	err := applyCluster(ctx, j.hub, j.writer, j.cluster, func(live *unstructured.Unstructured) error {
 		existing := &clusterv1alpha1.Cluster{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, existing); err != nil {
 			return err
@@ -229,7 +221,7 @@ func (j *registration) run(ctx context.Context) error {
 func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}, Data: data}
 	SetOwnerLabels(secret, j.cluster.Name)
-	_, _, err := j.secretLog.Apply(ctx, secret, func(live *unstructured.Unstructured) error {
+	_, _, err := j.secretWriter.Apply(ctx, secret, func(live *unstructured.Unstructured) error {
 		switch owner := Owner(live); {
 		case live.GetLabels()[clusterv1alpha1.SystemLabel] != "true":
 			return fmt.Errorf("write Secret %s/%s: %w", ref.Namespace, ref.Name, errForeignSecret)
@@ -258,7 +250,8 @@ func (j *registration) caBundle(own []byte) ([]byte, error) {
 	return slices.Concat(bytes.TrimSpace(own), []byte("\n"), known, []byte("\n")), nil
 }
 
-// awaitDeletion waits until the Cluster is deleted. If the Cluster is not being deleted, it belongs to another run.
+// awaitDeletion waits in a rollback until the Cluster is deleted. A Cluster that is not being deleted belongs to
+// another run, and ends the wait.
 func (j *registration) awaitDeletion(ctx context.Context) error {
 	// hubTimeout is shorter than the time limit of the rollback, so that the other undo functions run if the hub does not
 	// respond.
@@ -278,7 +271,7 @@ func (j *registration) rollBackMember(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberRollbackTimeout)
 	defer cancel()
 	role, found, err := j.member.getRole(ctx)
-	if err == nil && found && j.member.log.IsLastWriter(role) && !j.member.isResumed {
+	if err == nil && found && j.member.writer.IsLastWriter(role) && !j.member.isResumed {
 		_, err = j.member.deleteObjects(ctx)
 	}
 	if err != nil {

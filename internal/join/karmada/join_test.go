@@ -23,7 +23,7 @@ import (
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
-// ownOn lists what is on the hub of the cluster name.
+// ownOn lists the objects of the cluster name on the hub.
 func ownOn(t *testing.T, hub client.Client, name string) []string {
 	t.Helper()
 	var own []string
@@ -119,7 +119,7 @@ func wantJoined(t *testing.T, w *world, r karmada.JoinRequest) {
 
 func uidOf(t *testing.T, reader client.Client) string {
 	t.Helper()
-	uid, err := join.HubUID(t.Context(), reader)
+	uid, err := join.ClusterUID(t.Context(), reader)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func (l *lifeline) on(config *rest.Config, counts bool) *rest.Config {
 	return config
 }
 
-// killed runs a join that dies after the writing request at to the hub, and says whether it came to its end before.
+// killed runs a Join that is killed after its write number at to the hub. ended is true if the Join had fewer writes.
 func (w *world) killed(t *testing.T, r karmada.JoinRequest, at int64) (ended bool) {
 	t.Helper()
 	line := &lifeline{at: at}

@@ -102,8 +102,8 @@ func (w *world) unjoinRequest(name string) karmada.UnjoinRequest {
 	return karmada.UnjoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name, Timeout: 20 * time.Second, Progress: func(string) {}}
 }
 
-// everything returns what is in a cluster of the kinds that a registration makes, in JSON. What controllers put into
-// every namespace is a part of it.
+// everything returns all objects in a cluster, in JSON, of the kinds that a registration creates, including the objects
+// that controllers create in every namespace.
 func everything(t *testing.T, reader client.Client) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -140,7 +140,7 @@ func kindOf(t *testing.T, reader client.Client, obj client.Object) string {
 	return gvk.Kind
 }
 
-// wantSame waits until a cluster is what it was, byte for byte.
+// wantSame waits until a cluster has the same objects as before, byte for byte.
 func wantSame(t *testing.T, what string, reader client.Client, before map[string]string) {
 	t.Helper()
 	diff := ""

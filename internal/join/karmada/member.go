@@ -35,13 +35,13 @@ const (
 	pollInterval = 100 * time.Millisecond
 )
 
-// memberRegistration has the objects of one registration on a cluster. The ClusterRole is written first. It owns the
-// other objects, so that its deletion deletes them all. The ClusterRoles of all hubs that use the impersonator own it.
-// The namespace has no owner. All objects have an annotation with the ID of the hub that created them.
+// memberRegistration has the objects of one registration on a cluster. The ClusterRole is written first, and owns the
+// other objects except the namespace: its deletion deletes them all. The impersonator is shared by hubs, and their
+// ClusterRoles own it. All objects have an annotation with the ID of the hub that created them.
 type memberRegistration struct {
 	client                    client.Client
 	resources                 foreign.Resources
-	log                       *rollback.Log
+	writer                    *rollback.Writer
 	cluster, namespace, hubID string
 	// isResumed is true if another run created the ClusterRole.
 	isResumed bool
@@ -53,7 +53,7 @@ func newMemberRegistration(config *rest.Config, cluster, namespace, attempt stri
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return &memberRegistration{
-		client: memberClient, resources: resources, log: rollback.New(memberClient, attempt), cluster: cluster, namespace: namespace,
+		client: memberClient, resources: resources, writer: rollback.New(memberClient, attempt), cluster: cluster, namespace: namespace,
 	}, nil
 }
 
@@ -72,8 +72,7 @@ func systemMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
 }
 
-// clusterObjects returns the desired objects of this cluster, the ClusterRole first. The impersonator is shared, and
-// not in it.
+// clusterObjects returns the desired objects of this cluster, the ClusterRole first, without the shared impersonator.
 func (m *memberRegistration) clusterObjects() []client.Object {
 	all := []string{rbacv1.APIGroupAll}
 	return append([]client.Object{
@@ -88,7 +87,6 @@ func (m *memberRegistration) clusterObjects() []client.Object {
 	}, m.accountObjects(m.accountName())...)
 }
 
-// accountObjects returns a ServiceAccount and its token Secret.
 func (m *memberRegistration) accountObjects(name string) []client.Object {
 	secret := &corev1.Secret{ObjectMeta: m.objectMeta(m.namespace, name), Type: corev1.SecretTypeServiceAccountToken}
 	secret.Annotations[corev1.ServiceAccountNameKey] = name
@@ -143,12 +141,12 @@ func (m *memberRegistration) ensure(ctx context.Context) (account, impersonation
 	return account, impersonation, nil
 }
 
-// apply writes all objects. It does not change an existing namespace or impersonator, except for its owners.
+// apply writes all objects. It does not change an existing namespace, and of an existing impersonator only the owners.
 func (m *memberRegistration) apply(ctx context.Context) error {
 	check := func(live *unstructured.Unstructured) error { return m.checkOwner(live) }
 	own := m.clusterObjects()
-	role, _, err := m.log.Apply(ctx, own[0], func(live *unstructured.Unstructured) error {
-		m.isResumed = m.isResumed || !m.log.IsLastWriter(live)
+	role, _, err := m.writer.Apply(ctx, own[0], func(live *unstructured.Unstructured) error {
+		m.isResumed = m.isResumed || !m.writer.IsLastWriter(live)
 		return m.checkOwner(live)
 	})
 	if err != nil {
@@ -163,18 +161,18 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 		}
 	}
 	for _, obj := range own[1:] {
-		obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
-		if _, _, err := m.log.Apply(ctx, obj, check); err != nil {
+		obj.SetOwnerReferences([]metav1.OwnerReference{join.ClusterRoleOwner(role)})
+		if _, _, err := m.writer.Apply(ctx, obj, check); err != nil {
 			return fmt.Errorf("on the cluster: %w", err)
 		}
 	}
 	return nil
 }
 
-// ensureShared creates obj, or adds role to the owners of the existing object. The garbage collector deletes an object
-// when all its owners are deleted.
+// ensureShared creates obj, or adds role to the owners of the existing object. The garbage collector deletes the object
+// after its last owner.
 func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.Object) error {
-	obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
+	obj.SetOwnerReferences([]metav1.OwnerReference{join.ClusterRoleOwner(role)})
 	err := m.client.Create(ctx, obj, client.FieldOwner(kube.FieldManager))
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -182,14 +180,14 @@ func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.
 	if err := m.client.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil || !isRegistered(obj) {
 		return err
 	}
+	owner := join.ClusterRoleOwner(role)
 	// A strategic merge patch keeps the other owners.
-	owner := join.OwnedBy(role)
 	patch := fmt.Appendf(nil, `{"metadata":{"ownerReferences":[{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q}]}}`, owner.APIVersion, owner.Kind, owner.Name, owner.UID)
 	return m.client.Patch(ctx, obj, client.RawPatch(types.StrategicMergePatchType, patch), client.FieldOwner(kube.FieldManager))
 }
 
 // awaitToken waits until an account's Secret has a token. If the Secret does not exist, it writes all objects again:
-// the garbage collector can delete objects of an earlier registration late.
+// the garbage collector may have deleted them late, with the owner of an earlier registration.
 func (m *memberRegistration) awaitToken(ctx context.Context, account string) (credential, error) {
 	var got credential
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, tokenTimeout, true, func(context.Context) (bool, error) {
@@ -258,7 +256,7 @@ func (m *memberRegistration) setNamespaceOwner(ctx context.Context, role client.
 	before := namespace.DeepCopy()
 	namespace.OwnerReferences = slices.DeleteFunc(namespace.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == role.GetUID() })
 	if reason == "" {
-		namespace.OwnerReferences = []metav1.OwnerReference{join.OwnedBy(role)}
+		namespace.OwnerReferences = []metav1.OwnerReference{join.ClusterRoleOwner(role)}
 	}
 	return client.IgnoreNotFound(m.client.Patch(ctx, namespace, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)))
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// clusterLabel on an object of the hub is the name of the Cluster that owns it. An owner reference would not work: the
-// propagation policy in the request that deletes the Cluster would decide whether the garbage collector deletes the
-// objects before the hub has cleaned up the member, or orphans them.
+// clusterLabel on an object of the hub is the name of the Cluster that owns it. There is no owner reference: with
+// foreground or orphan propagation, the garbage collector would delete the objects before the hub has cleaned up the
+// member, or keep them.
 const clusterLabel = "towline.dev/cluster"
 
 // AgentRoleName returns the name of a Cluster agent's roles and bindings on the hub.
@@ -114,7 +114,6 @@ func deleteOwned(ctx context.Context, hub client.Client, cluster string, objects
 	return errors.Join(errs...)
 }
 
-// isMissingOrForbidden returns true if an object does not exist, or the user has no permission for it.
 func isMissingOrForbidden(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 }
@@ -145,7 +144,7 @@ func DeleteAllLeftoverRBAC(ctx context.Context, hub client.Client) error {
 }
 
 // EnsureExecutionNamespace creates the execution namespace of cluster, or corrects its labels and the ID in its
-// annotations. It returns an error for the namespace of an earlier Cluster with the same name, until that is deleted.
+// annotations. It returns an error until the namespace of an earlier Cluster with the same name is deleted.
 func EnsureExecutionNamespace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) (created bool, err error) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(cluster.Name)}}
 	SetOwnerLabels(namespace, cluster.Name)

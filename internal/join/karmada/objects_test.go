@@ -115,7 +115,7 @@ func (w *world) created(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	return c
 }
 
-func TestLeftoverRBACIsThatOfDeletedClusters(t *testing.T) {
+func TestLeftoverRBACBelongsToDeletedClusters(t *testing.T) {
 	w := alone(t)
 	w.namespaces(t)
 	w.created(t, "swept-living")
@@ -194,7 +194,7 @@ func TestRestoredClusterKeepsItsID(t *testing.T) {
 	if err := karmada.ReserveID(t.Context(), w.hubClient, c); err != nil {
 		t.Error(err)
 	}
-	// A claim of a Cluster that is gone is in nobody's way.
+	// The reservation of a deleted Cluster can be replaced.
 	if err := w.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

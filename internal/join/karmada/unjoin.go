@@ -22,8 +22,8 @@ const collectorTimeout = 10 * time.Second
 
 // UnjoinRequest is a request to deregister a cluster in push mode.
 type UnjoinRequest struct {
-	// Hub and Member are the caller's configurations for the hub and for the cluster. Without Member, only the hub deletes
-	// objects on the cluster.
+	// Hub and Member are the caller's configurations for the hub and for the cluster. Without Member, Unjoin itself
+	// deletes nothing on the cluster.
 	Hub, Member *rest.Config
 	// Name is the name of the Cluster. ClusterNamespace is the namespace of the hub's ServiceAccount on the cluster.
 	// Default: fleet.DefaultClusterNamespace.
@@ -56,9 +56,9 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 		_, err := clusterOfMode(ctx, hub, r.Name, clusterv1alpha1.Push)
 		return err
 	}
-	missing := DeleteCluster(ctx, hub, r.Name, clusterv1alpha1.Push, DeleteOptions{Orphan: r.Orphan, Force: r.Force, Timeout: r.Timeout, Progress: r.Progress})
-	if missing != nil && !errors.Is(missing, ErrNoCluster) || r.Member == nil {
-		return missing
+	deleteErr := DeleteCluster(ctx, hub, r.Name, clusterv1alpha1.Push, DeleteOptions{Orphan: r.Orphan, Force: r.Force, Timeout: r.Timeout, Progress: r.Progress})
+	if deleteErr != nil && !errors.Is(deleteErr, ErrNoCluster) || r.Member == nil {
+		return deleteErr
 	}
 	removed, err := r.cleanUpMember(ctx, hub)
 	if err != nil && r.Force && ctx.Err() == nil {
@@ -69,7 +69,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 		// If objects were removed, an earlier run was interrupted after the deletion of the Cluster.
 		return err
 	}
-	return missing
+	return deleteErr
 }
 
 // cleanUpMember deletes the objects of the registration on the cluster, and waits for its garbage collector. removed is
@@ -79,7 +79,7 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 	if err != nil {
 		return 0, err
 	}
-	if member.hubID, err = join.HubUID(ctx, hub); err != nil {
+	if member.hubID, err = join.ClusterUID(ctx, hub); err != nil {
 		return 0, err
 	}
 	refs, err := member.deleteObjects(ctx)

@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// agentObjects are the objects of an agent in a namespace of the cluster. Those that do not exist are nil.
+// agentObjects are the objects of an agent in a namespace of the cluster. An object that does not exist is nil.
 type agentObjects struct {
 	namespace      string
 	role           *rbacv1.ClusterRole
@@ -23,7 +23,6 @@ type agentObjects struct {
 	serviceAccount *corev1.ServiceAccount
 }
 
-// readAgentObjects reads the objects of the agent with this Deployment.
 func (m memberClient) readAgentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
 	a := agentObjects{namespace: namespace}
 	var err error
@@ -73,7 +72,7 @@ func (a agentObjects) cluster() string {
 	return a.role.Labels[RegistrationLabel]
 }
 
-// isEmpty returns whether there is no agent. A ServiceAccount alone is none: it has no rights.
+// isEmpty returns whether there is no agent. A ServiceAccount alone has no rights, and does not count.
 func (a agentObjects) isEmpty() bool { return a.role == nil && a.deployment == nil && a.secret == nil }
 
 // isUnfinished returns whether the objects are from a registration that is not finished.
@@ -94,7 +93,7 @@ func (a agentObjects) existingObjectErrors() []string {
 	if a.deployment != nil {
 		add(true, a.deployment.Name, "Deployment")
 	}
-	// Karmada does not report the ClusterRole, so it is reported only alone.
+	// Karmada does not report the ClusterRole. It is reported only if no other object exists.
 	if a.role != nil && len(problems) == 0 {
 		problems = append(problems, "ClusterRole "+a.role.Name+" already exists")
 	}
@@ -109,7 +108,6 @@ type PreflightError struct {
 	Cluster string
 }
 
-// Error returns the problems and the remedy.
 func (e *PreflightError) Error() string {
 	var text strings.Builder
 	text.WriteString("error execution phase preflight: [preflight] Some fatal errors occurred:\n")
@@ -129,9 +127,9 @@ func (e *PreflightError) Error() string {
 type registrationMode int
 
 const (
-	modeNewAgent registrationMode = iota // create them; none may exist
-	modeResume                           // complete or replace those of an unfinished registration of the same Cluster
-	modeRenew                            // give the running agent a new certificate
+	modeNewAgent registrationMode = iota // creates the objects; none may exist
+	modeResume                           // completes or replaces the objects of an unfinished registration of the same Cluster
+	modeRenew                            // gives the running agent a new certificate
 )
 
 // preflight waits for the end of an uninstallation, reads the existing objects, and sets the mode.

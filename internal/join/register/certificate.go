@@ -47,16 +47,16 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	requester := &rest.Config{
+	config := &rest.Config{
 		Host: "https://" + r.Endpoint, BearerToken: g.token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: ca},
 		Timeout: requestTimeout,
 	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return err // with requestCtx, the request would be sent after the interruption
 	}
 	requestCtx, cancel := g.withGracePeriod(ctx)
 	defer cancel()
-	certificate, err := bootstrap.RequestCertificate(requestCtx, requester, bootstrap.CertificateRequest{
+	certificate, err := bootstrap.RequestCertificate(requestCtx, config, bootstrap.CertificateRequest{
 		Cluster: r.ClusterName, ID: g.id, Lifetime: r.CertLifetime, Until: time.Now().Add(r.DiscoveryTimeout), Progress: r.Progress,
 	})
 	var denied *bootstrap.DeniedError
@@ -73,7 +73,7 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 	if err := g.setKubeconfig(ctx, kubeconfig, certificate.CSR); err != nil {
 		return err
 	}
-	return ctx.Err()
+	return ctx.Err() // a run that was interrupted in the grace period is rolled back
 }
 
 // withGracePeriod returns a context that ends gracePeriod after ctx. In modeRenew it ends with ctx: a renewal creates
@@ -87,8 +87,9 @@ func (g *registration) withGracePeriod(ctx context.Context) (context.Context, co
 	return longer, func() { stop(); cancel() }
 }
 
-// useExistingKubeconfig sets the kubeconfig of the registration to resume. It returns false if the control plane or the
-// pins do not accept it.
+// useExistingKubeconfig uses the kubeconfig that the unfinished registration has stored in the Secret. It returns false
+// if the Secret has no valid kubeconfig, its certificate authorities are not pinned, or it gives no access to the
+// Cluster.
 func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	secret := g.existing.secret
 	if secret == nil {
@@ -117,7 +118,6 @@ func (g *registration) isPinned(ca []byte) bool {
 	})
 }
 
-// setKubeconfig sets kubeconfig, csr and hub.
 func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr string) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -139,8 +139,9 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and hasCreatedCluster. Without a
-// renewal, the agent has not started yet: a Cluster with a Kubernetes version in its status belongs to another agent.
+// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and ownsCluster. The agent of a new
+// registration has not started yet. If the Cluster has a Kubernetes version in its status, another agent has reported:
+// then ownsCluster stays false, so that rollBack keeps the Cluster.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
@@ -154,7 +155,7 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 			return false, fmt.Errorf("the control plane has another cluster under the name %s: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, g.id)
 		}
 		if g.usesExistingKubeconfig || cluster.Status.KubernetesVersion == "" && cluster.Annotations[kube.AnnotationBootstrapToken] == g.token.ID {
-			g.hasCreatedCluster = true
+			g.ownsCluster = true
 		}
 		return true, nil
 	})
@@ -164,8 +165,8 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 	return err
 }
 
-// deleteCluster deletes the Cluster, and waits for the deletion. It keeps a Cluster that was not created for this
-// registration, or that another run uses.
+// deleteCluster deletes the Cluster, and waits for the deletion. It keeps the Cluster unless ownsCluster is true and no
+// other run uses the Cluster.
 func (g *registration) deleteCluster(ctx context.Context) error {
 	if g.hub == nil {
 		return nil
@@ -174,17 +175,18 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	defer cancel()
 	if !g.canReadCluster {
 		err := g.awaitAccess(ctx, gracePeriod)
+		// Before the first read, Forbidden does not mean that the Cluster was deleted: the agent may get its access later.
 		if apierrors.IsForbidden(err) {
 			return fmt.Errorf("the control plane denied access to the agent, and Cluster %s may stay there: %w", g.request.ClusterName, err)
 		}
 		if !g.canReadCluster {
-			return ignoreMissingOrForbidden(err)
+			return ignoreAccessEnded(err)
 		}
 	}
-	if !g.hasCreatedCluster {
+	if !g.ownsCluster {
 		return nil
 	}
-	if used, err := g.isUsedByOther(ctx); err != nil || used {
+	if isUsed, err := g.isUsedByOtherRun(ctx); err != nil || isUsed {
 		return err
 	}
 	options := karmada.DeleteOptions{Timeout: deletionTimeout, Progress: func(string) {}}
@@ -192,18 +194,19 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	if errors.Is(err, karmada.ErrNoCluster) {
 		return nil
 	}
-	return ignoreMissingOrForbidden(err)
+	return ignoreAccessEnded(err)
 }
 
-// isUsedByOther returns whether another run has written the ClusterRole. That run then completes the registration.
-func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
+// isUsedByOtherRun returns whether another run wrote the ClusterRole of this registration last. That run completes the
+// registration, or a later run resumes it.
+func (g *registration) isUsedByOtherRun(ctx context.Context) (bool, error) {
 	role := &rbacv1.ClusterRole{}
 	found, err := g.member.get(ctx, client.ObjectKey{Name: AgentRole(g.request.Namespace)}, role)
-	return found && role.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(role), err
+	return found && role.Labels[RegistrationLabel] == g.request.ClusterName && !g.writer.IsLastWriter(role), err
 }
 
-// ignoreMissingOrForbidden ignores the errors of an agent whose Cluster was deleted with the agent's RBAC.
-func ignoreMissingOrForbidden(err error) error {
+// ignoreAccessEnded ignores the errors that an agent gets after its Cluster and its RBAC were deleted.
+func ignoreAccessEnded(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return nil
 	}

@@ -4,14 +4,15 @@
 // Register connects to the cluster with the caller's kubeconfig, and to the control plane with a bootstrap token. Its
 // steps are:
 //
-//  1. preflight reads the namespace of the agent and sets the mode: a new agent, the completion of a registration that
-//     was killed, or a new certificate for the running agent.
+//  1. preflight reads the agent's objects on the cluster and sets the mode: a new agent, the completion of a
+//     registration that was killed, or a new certificate for the running agent.
 //  2. requestCertificate verifies the control plane and requests a certificate for the agent. The control plane creates
 //     the Cluster when it approves the request.
 //  3. awaitAccess waits until the agent's certificate gives access to its Cluster.
 //  4. applyObjects writes the ClusterRole, the Namespace, the Secret with the kubeconfig, the ServiceAccount and the
-//     ClusterRoleBinding. The ClusterRole reserves the namespace: its annotations have the uid of the run, and mark the
-//     registration as unfinished. It owns the other objects, so that its deletion deletes them.
+//     ClusterRoleBinding. The ClusterRole reserves the namespace: each namespace has one name for it (AgentRole), so a
+//     second run finds it and stops. Its annotations are the uid of the run and the mark of an unfinished registration.
+//     It owns the other objects, so that its deletion deletes them.
 //  5. applyObject writes the Deployment, awaitReady waits until the agent runs and its Cluster is ready, and
 //     removeUnfinishedMark removes the annotation for the unfinished registration.
 //
@@ -26,7 +27,12 @@
 // Several agents on one cluster, each in a namespace of its own, have ClusterRoles of their own. A namespace is deleted
 // if a registration or an agent created it and it holds no foreign objects, see package foreign.
 //
-// Terms: the cluster is the one that is registered, its client is memberClient. A Cluster is the API object on the
-// control plane. Messages say control plane, as Karmada does, and the code says hub. A run has a uid, its attempt. The
-// id of a cluster is the uid of its kube-system namespace.
+// Terms:
+//   - cluster: the cluster that is registered. Its client is memberClient.
+//   - Cluster: the API object on the control plane. Messages say control plane, as Karmada does, and the code says hub.
+//   - attempt: the uid of a run, see package rollback.
+//   - id: the uid of a cluster's kube-system namespace.
+//   - cleanup: the deletion of a registration from the cluster, by rollBack or Unregister.
+//   - uninstallation: the same deletion by the agent itself, after the deletion of its Cluster. Register waits for the
+//     end of a deletion of either kind.
 package register

@@ -1,4 +1,4 @@
-package register //nolint:testpackage // what a registration writes is judged as text, without a control plane
+package register //nolint:testpackage // compares the manifest as text, without a control plane
 
 import (
 	"bytes"

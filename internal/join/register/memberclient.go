@@ -27,8 +27,8 @@ type memberClient struct {
 	resources foreign.Resources
 }
 
-// newMemberClient returns a client whose reads end when ctx ends. Reads that begin after that, in a rollback, do not,
-// see kube.Interruptible.
+// newMemberClient returns a client whose reads are cancelled when ctx ends. Reads that start later, in a rollback, are
+// not cancelled, see kube.Interruptible.
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
 	config = kube.Interruptible(ctx, config)
 	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
@@ -50,14 +50,14 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return err == nil, nil
 }
 
-// findObjectBeingUninstalled returns kind and name of an object of the agent in namespace that is still to be deleted
-// by an uninstallation, and "" if there is none: see join.FindUninstalling.
+// findObjectBeingUninstalled returns "<kind> <key>" of the first of the agent's objects that an uninstallation is
+// deleting, or "", see join.FindUninstalling. The Namespace is the last.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	role := &rbacv1.ClusterRole{}
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {
 		return "", err
 	}
-	role.Name = AgentRole(namespace) // also if it does not exist
+	role.Name = AgentRole(namespace) // FindUninstalling needs the name even if the ClusterRole does not exist
 	return join.FindUninstalling(ctx, m, role, []kube.Ref{
 		{Group: rbacv1.GroupName, Version: "v1", Kind: "ClusterRoleBinding", Name: role.Name},
 		{Version: "v1", Kind: "ServiceAccount", Namespace: namespace, Name: AgentServiceAccount},

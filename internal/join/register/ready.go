@@ -140,7 +140,7 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	switch {
 	case ready == nil:
 		r.reportNotReady("hub", "the agent runs, and has not reported to the control plane yet")
-	case ready.Reason == fleet.ReasonTaken:
+	case ready.Reason == fleet.ReasonIDTaken:
 		return false, errors.New(ready.Message)
 	case ready.Status == metav1.ConditionTrue:
 		return true, nil

@@ -36,7 +36,7 @@ const (
 	lineRenewalFailed = "karmadactl register failed and started restoring the agent's objects on the cluster"
 )
 
-// memberCleanupTimeout limits a cleanup: the termination of the agent's pods, and about ten requests.
+// memberCleanupTimeout limits a cleanup: the waits for the agent's pods and the garbage collector, and ten requests.
 const memberCleanupTimeout = podTerminationTimeout + 20*time.Second
 
 // Register registers the cluster, starts its agent, and waits until the control plane reports the cluster as ready. If
@@ -47,10 +47,15 @@ func Register(ctx context.Context, request Request) error {
 	if err != nil {
 		return err
 	}
-	g, err := newRegistration(ctx, request)
+	token, err := bootstrap.ParseToken(request.Token)
 	if err != nil {
 		return err
 	}
+	m, err := newMemberClient(ctx, request.Member)
+	if err != nil {
+		return err
+	}
+	g := &registration{request: request, token: token, member: m, writer: rollback.New(m, string(uuid.NewUUID()))}
 	request.Out(lineChecksStarted)
 	if err := g.preflight(ctx); err != nil {
 		return err
@@ -72,8 +77,8 @@ type registration struct {
 	request Request
 	token   bootstrap.Token
 	member  memberClient
-	// log has the writes of this run, for its rollback.
-	log *rollback.Log
+	// writer writes the objects on the cluster. Its RollBack is for modeRenew only.
+	writer *rollback.Writer
 	// existing are the objects of an agent that preflight found. They decide the mode.
 	existing agentObjects
 	mode     registrationMode
@@ -86,28 +91,16 @@ type registration struct {
 	hub        client.Client
 	// usesExistingKubeconfig is true if kubeconfig is from the registration that this run resumes.
 	usesExistingKubeconfig bool
-	// canReadCluster is true after hub has read the Cluster, hasCreatedCluster if the Cluster was created for this
-	// registration.
-	canReadCluster, hasCreatedCluster bool
-}
-
-func newRegistration(ctx context.Context, request Request) (*registration, error) {
-	token, err := bootstrap.ParseToken(request.Token)
-	if err != nil {
-		return nil, err
-	}
-	m, err := newMemberClient(ctx, request.Member)
-	if err != nil {
-		return nil, err
-	}
-	return &registration{request: request, token: token, member: m, log: rollback.New(m, string(uuid.NewUUID()))}, nil
+	// canReadCluster is true after hub has read the Cluster. ownsCluster is true if the control plane created the Cluster
+	// for this registration, or for the unfinished one that this run resumes: only then rollBack deletes the Cluster.
+	canReadCluster, ownsCluster bool
 }
 
 func (g *registration) run(ctx context.Context) error {
 	out := g.request.Out
 	out(lineBootstrap)
 	var err error
-	if g.id, err = join.HubUID(ctx, g.member); err != nil {
+	if g.id, err = join.ClusterUID(ctx, g.member); err != nil {
 		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
 	if err := g.requestCertificate(ctx); err != nil {
@@ -124,7 +117,7 @@ func (g *registration) run(ctx context.Context) error {
 		return fmt.Errorf("read the address of the cluster: %w", err)
 	}
 	m := manifest{
-		request: g.request, attempt: g.log.Attempt(), memberServer: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
+		request: g.request, attempt: g.writer.Attempt(), memberServer: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
 		csr: g.csr, kubeconfig: g.kubeconfig,
 	}
 	objects, err := m.objects()
@@ -153,7 +146,7 @@ func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Names
 		return err
 	}
 	for _, obj := range objects[1:] {
-		obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
+		obj.SetOwnerReferences([]metav1.OwnerReference{join.ClusterRoleOwner(role)})
 	}
 	if err := join.EnsureNamespace(ctx, g.member, namespace); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
@@ -169,8 +162,8 @@ func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Names
 // applyObject writes an object of the agent. In modeNewAgent, it returns an error if another client created the object
 // after preflight.
 func (g *registration) applyObject(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
-	live, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
-		if g.mode == modeNewAgent && !g.log.IsLastWriter(live) {
+	live, _, err := g.writer.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
+		if g.mode == modeNewAgent && !g.writer.IsLastWriter(live) {
 			return fmt.Errorf("write %s: it has just been made by somebody else", kube.RefOf(live))
 		}
 		return nil
@@ -181,7 +174,6 @@ func (g *registration) applyObject(ctx context.Context, obj client.Object) (*uns
 	return live, nil
 }
 
-// removeUnfinishedMark removes unfinishedAnnotation from the ClusterRole.
 func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: AgentRole(g.request.Namespace)}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+unfinishedAnnotation+`":null}}}`))
@@ -191,8 +183,8 @@ func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	return nil
 }
 
-// rollBack deletes the registration on both sides, or rolls back the writes of a renewal, and returns failure. It
-// deletes the Cluster first: an agent that runs already then uninstalls itself.
+// rollBack deletes the registration on both sides, or rolls back the writes of a renewal. It returns failure, joined
+// with its own errors. It deletes the Cluster first: an agent that runs already then uninstalls itself.
 func (g *registration) rollBack(ctx context.Context, failure error) error {
 	if ctx.Err() != nil && !errors.Is(failure, ctx.Err()) {
 		failure = fmt.Errorf("%w: %w", ctx.Err(), failure)
@@ -200,7 +192,7 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	var err error
 	if g.mode == modeRenew {
 		g.request.Progress(lineRenewalFailed)
-		err = g.log.RollBack(ctx)
+		err = g.writer.RollBack(ctx)
 	} else {
 		g.request.Progress(lineFailed)
 		err = errors.Join(g.deleteCluster(ctx), g.cleanUpMember(ctx))
@@ -221,7 +213,7 @@ func (g *registration) cleanUpMember(ctx context.Context) error {
 	defer cancel()
 	r := g.request
 	objects, err := g.member.readAgentObjects(ctx, r.Namespace, DefaultAgentDeployment)
-	if err != nil || objects.role == nil || !g.log.IsLastWriter(objects.role) {
+	if err != nil || objects.role == nil || !g.writer.IsLastWriter(objects.role) {
 		return err
 	}
 	c := cleanup{member: g.member, objects: objects, cluster: r.ClusterName, inventoryNamespace: r.ClusterNamespace, progress: func(string) {}}

@@ -405,8 +405,8 @@ func (w testEnv) delete(t *testing.T, namespace string, obj client.Object, name 
 	}
 }
 
-// setReadyWithoutReport lets the Cluster be ready without having been seen: a registration gets through, and the
-// Cluster counts as one that never reported.
+// setReadyWithoutReport sets the Cluster to ready without a report of its agent: a registration succeeds, and its
+// Cluster has no Kubernetes version.
 func (w testEnv) setReadyWithoutReport(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -55,7 +55,7 @@ type Request struct {
 	EnableCertRotation bool
 	// Image is the agent's container image. Default: join.DefaultAgentImage.
 	Image string
-	// Replicas is the number of replicas of the agent. One of them is the leader.
+	// Replicas is the number of replicas of the agent, at least 1; Register does not check it. One of them is the leader.
 	Replicas int32
 	// CertLifetime is the requested lifetime of the agent's certificate. Default: bootstrap.MaxLife.
 	CertLifetime time.Duration
@@ -103,7 +103,7 @@ func (r Request) validate() error {
 	case r.CertLifetime < minCertLifetime:
 		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLifetime.Seconds()))
 	case r.CertLifetime > bootstrap.MaxLife:
-		return fmt.Errorf("--cert-expiration-seconds must be at most %d, since hubs approve no longer certificates", int(bootstrap.MaxLife.Seconds()))
+		return fmt.Errorf("--cert-expiration-seconds must be at most %d, since hubs approve certificates of at most this lifetime", int(bootstrap.MaxLife.Seconds()))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func TestInvalidRequests(t *testing.T) {
 	}{
 		"path":       {func(r *register.Request) { r.Endpoint = "hub:6443/x" }, `the endpoint of the control plane must be <host>:<port>, and it is "hub:6443/x"`},
 		"http":       {func(r *register.Request) { r.Endpoint = "http://hub:6443" }, `the endpoint of the control plane must be <host>:<port>, and it is "http://hub:6443"`},
-		"long life":  {func(r *register.Request) { r.CertLifetime = 366 * 24 * time.Hour }, "--cert-expiration-seconds must be at most 31536000, since hubs approve no longer certificates"},
+		"long life":  {func(r *register.Request) { r.CertLifetime = 366 * 24 * time.Hour }, "--cert-expiration-seconds must be at most 31536000, since hubs approve certificates of at most this lifetime"},
 		"short life": {func(r *register.Request) { r.CertLifetime = time.Minute }, "--cert-expiration-seconds must be at least 600, since Kubernetes issues no shorter certificates"},
 		"proxy":      {func(r *register.Request) { r.ProxyServerAddress = "ftp://x" }, ""},
 		"region":     {func(r *register.Request) { r.Region = "a b" }, ""},

@@ -25,9 +25,9 @@ import (
 func TestRegisterResumesAfterKill(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
-		// reports says that the agent has reported before the run is killed.
+		// reports is true if the agent has reported before the run is killed.
 		reports bool
-		// spoil changes what the run left.
+		// spoil changes the objects of the killed run.
 		spoil func(t *testing.T, w testEnv, name string)
 	}{
 		"before-it-was-through": {true, func(*testing.T, testEnv, string) {}},

@@ -44,8 +44,8 @@ type UnregisterRequest struct {
 	// Namespace and AgentDeployment are the namespace and the name of the agent's Deployment. Defaults: DefaultNamespace,
 	// DefaultAgentDeployment.
 	Namespace, AgentDeployment string
-	// ClusterNamespace is the namespace of the agent's inventory on the cluster. The agent's Deployment takes precedence.
-	// Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster. A flag in the agent's Deployment takes
+	// precedence. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
 	// Timeout limits all requests to the control plane, and the wait for the deletion of the Cluster. It must be positive.
 	Timeout time.Duration
@@ -107,7 +107,6 @@ func withCause(ctx context.Context, err error) error {
 type unregistration struct {
 	request UnregisterRequest
 	member  memberClient
-	// objects are those of the agent on the cluster.
 	objects agentObjects
 }
 
@@ -141,7 +140,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		r.Progress(missing.Error() + "; " + deleting + " the remaining objects of its registration on the cluster")
 		return nil
 	}
-	id, err := join.HubUID(ctx, u.member)
+	id, err := join.ClusterUID(ctx, u.member)
 	if err != nil {
 		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
@@ -165,7 +164,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 	return nil
 }
 
-// readObjects reads the objects of the agent. It ignores those of another Cluster if Hub is set.
+// readObjects reads the objects of the agent. With Hub, it ignores an agent of another Cluster.
 func (u *unregistration) readObjects(ctx context.Context) error {
 	r := u.request
 	objects, err := u.member.readAgentObjects(ctx, r.Namespace, r.AgentDeployment)
@@ -234,7 +233,6 @@ func (u *unregistration) isUnregistering() bool {
 	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
 }
 
-// annotateSecret adds unregisteringAnnotation to the agent's Secret.
 func (u *unregistration) annotateSecret(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	if u.objects.secret == nil {
 		return nil
@@ -242,7 +240,7 @@ func (u *unregistration) annotateSecret(ctx context.Context, cluster *clusterv1a
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, unregisteringAnnotation, cluster.UID))
 	err := u.member.Patch(ctx, u.objects.secret.DeepCopy(), patch, client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write to the cluster that it is being unregistered: %w", err)
+		return fmt.Errorf("annotate the agent's Secret on the cluster: %w", err)
 	}
 	return nil
 }
@@ -267,7 +265,7 @@ type cleanup struct {
 
 // run deletes the ClusterRole last: a later run needs it to continue.
 func (c cleanup) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{c.deleteDeployment, c.deleteLease, c.deleteNamespace, c.deleteInventoryNamespace, c.deleteRole} {
+	for _, step := range []func(context.Context) error{c.deleteDeployment, c.deleteLease, c.deleteNamespaces, c.deleteRole} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -275,7 +273,7 @@ func (c cleanup) run(ctx context.Context) error {
 	return nil
 }
 
-// delete deletes exactly the object that was read.
+// delete deletes existing, but not an object that was created with its name since the read.
 func (c cleanup) delete(ctx context.Context, kind string, existing client.Object) error {
 	uid := existing.GetUID()
 	err := c.member.Delete(ctx, existing.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid}, client.PropagationPolicy("Background"))
@@ -330,6 +328,7 @@ func (c cleanup) deleteRole(ctx context.Context) error {
 	}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, collectorTimeout, true, func(ctx context.Context) (bool, error) {
 		object, err := c.member.findObjectBeingUninstalled(ctx, c.objects.namespace)
+		// If only the Namespace is left, the next Register waits for it.
 		return err == nil && (object == "" || strings.HasPrefix(object, "Namespace ")), nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -341,13 +340,13 @@ func (c cleanup) deleteRole(ctx context.Context) error {
 // isManaged returns whether a registration of Towline or of Karmada created obj.
 func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
-// deleteNamespace deletes the agent's namespace if a registration of this Cluster created it.
-func (c cleanup) deleteNamespace(ctx context.Context) error {
-	return c.deleteNamespaceIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
-}
-
-// deleteInventoryNamespace deletes the namespace of the agent's inventory.
-func (c cleanup) deleteInventoryNamespace(ctx context.Context) error {
+// deleteNamespaces deletes the agent's namespace if a registration of this Cluster created it, and the namespace of the
+// agent's inventory.
+func (c cleanup) deleteNamespaces(ctx context.Context) error {
+	err := c.deleteNamespaceIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
+	if err != nil {
+		return err
+	}
 	return c.deleteNamespaceIfUnused(ctx, c.inventoryNamespace, func(*corev1.Namespace) bool { return true })
 }
 

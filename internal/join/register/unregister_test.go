@@ -108,7 +108,7 @@ func TestUnregisterCleansUpWithoutCluster(t *testing.T) {
 		}
 		return ""
 	})
-	// The agent cannot know what became of its Cluster.
+	// The agent cannot know whether its Cluster was deleted.
 	wantText(t, register.Unregister(t.Context(), u), "denies access to the agent of cluster forgotten")
 	if left := w.remaining(t, "forgotten"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was", left)
@@ -165,7 +165,7 @@ func TestUnregisterDeletesTheInventoryNamespace(t *testing.T) {
 	if err := w.admin.Create(t.Context(), records); err != nil {
 		t.Fatal(err)
 	}
-	// As the command has it that was not told.
+	// The command leaves the namespace empty without its flag.
 	u.ClusterNamespace = ""
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestUnregisterContinuesAfterInterruption(t *testing.T) {
 	w := newTestEnv(t)
 	u := w.registerCluster(t, "halfway")
 	member := u.Member
-	// The note on the Secret, and the first of what is removed.
+	// The annotation of the Secret, and the first deletions.
 	for at := int64(1); at <= 5; at++ {
 		f := &faults.Fault{At: at, Effect: faults.Forbid}
 		if at%2 == 0 {
@@ -295,7 +295,7 @@ func TestUnregisterEndsIfHubDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	u := w.registerCluster(t, "mute")
-	// It takes connections, and says nothing.
+	// It accepts connections, and does not respond.
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

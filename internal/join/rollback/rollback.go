@@ -1,14 +1,14 @@
 // Package rollback writes the objects of one registration to a cluster, and rolls the writes back if the registration
 // fails.
 //
-// A registration writes to two clusters, the hub and the member, with one Log for each. Packages join, karmada and
-// register call New, then Apply for each object, and RollBack after a failure. A Log without an attempt has no
-// rollback: it is for writes that are repeated, such as those of a reconciler.
+// A registration writes to two clusters, the hub and the member, with one Writer for each. Packages join, karmada and
+// register call New, then Apply for each object, and RollBack after a failure. A Writer without an attempt has no
+// rollback: it is for repeated writes, such as the writes of a reconciler.
 //
 // Each run of a registration is an attempt with a uid. Apply writes the uid to the annotation AttemptAnnotation of the
-// object. RollBack changes only objects that still have it: an object that another run has written since belongs to
-// that run. The Log adds each undo function before it sends the request, since a request whose response is lost may
-// have been executed.
+// object. RollBack changes only objects that still have this uid: an object that another run has written since belongs
+// to that run. The Writer adds each undo function before it sends the request, since a request whose response is lost
+// may have been executed.
 //
 // A process that is killed rolls nothing back. Therefore a registration can be repeated: Apply creates missing objects,
 // and changes existing ones that the function check accepts.
@@ -36,8 +36,8 @@ import (
 // AttemptAnnotation on an object is the uid of the attempt that wrote it last.
 const AttemptAnnotation = "towline.dev/registration-attempt"
 
-// rollBackTimeout limits RollBack. It sends about fifteen requests, and undo functions of callers may wait for the end
-// of a deletion.
+// rollBackTimeout limits RollBack: about fifteen requests, and the undo functions of callers, which may wait for the
+// end of a deletion.
 const rollBackTimeout = 40 * time.Second
 
 // ErrBeingDeleted is returned for an object that is being deleted.
@@ -53,61 +53,61 @@ const (
 	Unchanged  Result = "unchanged"
 )
 
-// Log writes objects to one cluster, and has the undo functions for the writes. It is not safe for concurrent use.
-type Log struct {
+// Writer writes objects to one cluster, and has the undo functions for the writes. It is not safe for concurrent use.
+type Writer struct {
 	client  client.Client
 	attempt string
 	undo    []func(context.Context) error
 }
 
-// New returns a Log. With an empty attempt, the Log has nothing to roll back, and Apply sends no write for an object
-// that has all desired fields.
-func New(c client.Client, attempt string) *Log { return &Log{client: c, attempt: attempt} }
+// New returns a Writer. With an empty attempt, the Writer has nothing to roll back, and Apply sends no write for an
+// object that has all desired fields.
+func New(c client.Client, attempt string) *Writer { return &Writer{client: c, attempt: attempt} }
 
-// Attempt returns the uid of the attempt.
-func (l *Log) Attempt() string { return l.attempt }
+// Attempt returns the attempt, or "".
+func (w *Writer) Attempt() string { return w.attempt }
 
 // IsLastWriter returns whether this attempt wrote the object last.
-func (l *Log) IsLastWriter(live client.Object) bool {
-	return l.attempt != "" && live.GetAnnotations()[AttemptAnnotation] == l.attempt
+func (w *Writer) IsLastWriter(live client.Object) bool {
+	return w.attempt != "" && live.GetAnnotations()[AttemptAnnotation] == w.attempt
 }
 
-// AddUndo adds a function that RollBack calls.
-func (l *Log) AddUndo(undo func(context.Context) error) {
-	if l.attempt != "" {
-		l.undo = append(l.undo, undo)
+// AddUndo adds a function that RollBack calls. Without an attempt, it does nothing.
+func (w *Writer) AddUndo(undo func(context.Context) error) {
+	if w.attempt != "" {
+		w.undo = append(w.undo, undo)
 	}
 }
 
 // RollBack calls the undo functions, the last one first, and returns their errors. It ignores the end of ctx, and has a
 // time limit of its own.
-func (l *Log) RollBack(ctx context.Context) error {
+func (w *Writer) RollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackTimeout)
 	defer cancel()
 	var errs []error
-	for _, undo := range slices.Backward(l.undo) {
+	for _, undo := range slices.Backward(w.undo) {
 		errs = append(errs, undo(ctx))
 	}
-	l.undo = nil
+	w.undo = nil
 	return errors.Join(errs...)
 }
 
 // Apply creates obj, or applies it to the existing object if check returns nil for that object. A nil check accepts
 // every object. It returns the object after the write. RollBack deletes an object that Apply created. Of an existing
 // object it restores the fields that Apply changed.
-func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
-	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
+func (w *Writer) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
+	desired, err := kube.ToUnstructured(w.client.Scheme(), obj)
 	if err != nil {
 		return nil, "", err
 	}
 	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	err = kube.RetryOn(ctx, isStale, func() error {
-		existing, err := l.read(ctx, desired)
+		existing, err := w.read(ctx, desired)
 		switch {
 		case err != nil:
 			return err
 		case existing == nil:
-			live, err = l.create(ctx, desired)
+			live, err = w.create(ctx, desired)
 			result = Created
 			return err
 		case check != nil:
@@ -115,7 +115,7 @@ func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *uns
 				return err
 			}
 		}
-		live, result, err = l.change(ctx, existing, desired)
+		live, result, err = w.change(ctx, existing, desired)
 		return err
 	})
 	if err != nil {
@@ -124,41 +124,43 @@ func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *uns
 	return live, result, nil
 }
 
-// Create is Apply for an object that probably does not exist: it reads only an existing object.
-func (l *Log) Create(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
-	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
+// Create is Apply for an object that probably does not exist: it reads the object only if its creation fails with
+// AlreadyExists.
+func (w *Writer) Create(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
+	desired, err := kube.ToUnstructured(w.client.Scheme(), obj)
 	if err != nil {
 		return nil, "", err
 	}
-	live, err = l.create(ctx, desired)
+	live, err = w.create(ctx, desired)
 	if apierrors.IsAlreadyExists(err) {
-		return l.Apply(ctx, obj, check)
+		return w.Apply(ctx, obj, check)
 	}
 	return live, Created, err
 }
 
-func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	created := withAttempt(desired, l.attempt)
-	l.AddUndo(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
-	if err := l.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
+func (w *Writer) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	created := withAttempt(desired, w.attempt)
+	w.AddUndo(func(ctx context.Context) error { return w.deleteCreated(ctx, created) })
+	if err := w.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
 	}
 	return created.DeepCopy(), nil
 }
 
-func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstructured) (*unstructured.Unstructured, Result, error) {
+// change applies desired to existing.
+func (w *Writer) change(ctx context.Context, existing, desired *unstructured.Unstructured) (*unstructured.Unstructured, Result, error) {
 	if existing.GetDeletionTimestamp() != nil {
 		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), ErrBeingDeleted)
 	}
-	applied := withAttempt(desired, cmp.Or(l.attempt, existing.GetAnnotations()[AttemptAnnotation]))
-	if l.attempt == "" && contains(existing.Object, applied.Object) {
+	applied := withAttempt(desired, cmp.Or(w.attempt, existing.GetAnnotations()[AttemptAnnotation]))
+	if w.attempt == "" && contains(existing.Object, applied.Object) {
 		return existing, Unchanged, nil
 	}
 	// With the uid, this request does not create an object that was deleted since the read: RollBack would not delete it.
 	applied.SetUID(existing.GetUID())
 	isApplied := false
-	l.AddUndo(func(ctx context.Context) error {
-		return l.undoIfLastWriter(ctx, existing, func(live *unstructured.Unstructured) error {
+	w.AddUndo(func(ctx context.Context) error {
+		return w.undoIfLastWriter(ctx, existing, func(live *unstructured.Unstructured) error {
 			if live.GetUID() != existing.GetUID() {
 				return nil
 			}
@@ -173,10 +175,10 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 			if err != nil {
 				return err
 			}
-			return l.client.Patch(ctx, live, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager))
+			return w.client.Patch(ctx, live, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager))
 		})
 	})
-	if err := l.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
+	if err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
 	}
 	isApplied = true
@@ -188,21 +190,21 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 
 // deleteCreated deletes an object that this attempt created. If the response of the creation was lost, created has no
 // uid.
-func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructured) error {
-	return l.undoIfLastWriter(ctx, created, func(live *unstructured.Unstructured) error {
+func (w *Writer) deleteCreated(ctx context.Context, created *unstructured.Unstructured) error {
+	return w.undoIfLastWriter(ctx, created, func(live *unstructured.Unstructured) error {
 		uid, version := live.GetUID(), live.GetResourceVersion()
 		if created.GetUID() != "" && created.GetUID() != uid {
 			return nil
 		}
-		return l.client.Delete(ctx, live, client.Preconditions{UID: &uid, ResourceVersion: &version}, client.PropagationPolicy("Background"))
+		return w.client.Delete(ctx, live, client.Preconditions{UID: &uid, ResourceVersion: &version}, client.PropagationPolicy("Background"))
 	})
 }
 
 // undoIfLastWriter reads the object, and calls undo with it if this attempt wrote it last.
-func (l *Log) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructured, undo func(live *unstructured.Unstructured) error) error {
+func (w *Writer) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructured, undo func(live *unstructured.Unstructured) error) error {
 	err := kube.RetryOnConflict(ctx, func() error {
-		live, err := l.read(ctx, obj)
-		if err != nil || live == nil || !l.IsLastWriter(live) {
+		live, err := w.read(ctx, obj)
+		if err != nil || live == nil || !w.IsLastWriter(live) {
 			return err
 		}
 		return client.IgnoreNotFound(undo(live))
@@ -214,14 +216,14 @@ func (l *Log) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructur
 }
 
 // read returns the existing object, or nil if it does not exist.
-func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+func (w *Writer) read(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	// API discovery, the first request of a client, ignores ctx.
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(obj.GroupVersionKind())
-	if err := l.client.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+	if err := w.client.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
 		if apierrors.IsNotFound(err) {
 			return nil, nil //nolint:nilnil // nil is the documented result for a missing object
 		}
@@ -258,7 +260,7 @@ func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
 	return obj
 }
 
-// IsUnchanged returns whether existing has all fields of desired: Apply of a Log without an attempt would then not
+// IsUnchanged returns whether existing has all fields of desired: Apply of a Writer without an attempt would then not
 // write. If desired has only metadata, existing may be a PartialObjectMetadata.
 func IsUnchanged(scheme *runtime.Scheme, existing, desired client.Object) bool {
 	live, err := kube.ToUnstructured(scheme, existing)

@@ -102,8 +102,8 @@ func TestRollBackLeavesTheClusterAsItWas(t *testing.T) {
 			if c.effect == nil {
 				fault.At = 0
 			}
-			log := rollback.New(newClient(t, fault.On(k.config)), "mine")
-			_, result, err := log.Apply(t.Context(), k.configMap(desired), nil)
+			writer := rollback.New(newClient(t, fault.On(k.config)), "mine")
+			_, result, err := writer.Apply(t.Context(), k.configMap(desired), nil)
 			if result != c.result || (err == nil) != (c.effect == nil) {
 				t.Errorf("got result %q and error %v, want %q", result, err, c.result)
 			}
@@ -112,7 +112,7 @@ func TestRollBackLeavesTheClusterAsItWas(t *testing.T) {
 			}
 			cancelled, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := log.RollBack(cancelled); err != nil {
+			if err := writer.RollBack(cancelled); err != nil {
 				t.Error(err)
 			}
 			if diff := cmp.Diff(c.want, k.data(t)); diff != "" {
@@ -126,9 +126,9 @@ func TestRollBackRestoresOnlyFieldsThatItChanged(t *testing.T) {
 	t.Parallel()
 	k := newCluster(t)
 	k.create(t, map[string]string{"a": "old", "b": "old"})
-	log := rollback.New(k.client, "mine")
+	writer := rollback.New(k.client, "mine")
 	for _, data := range []map[string]string{{"a": "first", "b": "new"}, {"a": "new"}} {
-		if _, _, err := log.Apply(t.Context(), k.configMap(data), nil); err != nil {
+		if _, _, err := writer.Apply(t.Context(), k.configMap(data), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestRollBackRestoresOnlyFieldsThatItChanged(t *testing.T) {
 	if err := k.client.Patch(t.Context(), live, patch); err != nil {
 		t.Fatal(err)
 	}
-	if err := log.RollBack(t.Context()); err != nil {
+	if err := writer.RollBack(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]string{"a": "old", "b": "old", "c": "theirs"}, k.data(t)); diff != "" {
@@ -156,8 +156,8 @@ func TestApplyDoesNotChangeAnObjectThatCheckRefuses(t *testing.T) {
 	k := newCluster(t)
 	k.create(t, map[string]string{"a": "theirs"})
 	refused := errors.New("not ours")
-	log := rollback.New(k.client, "mine")
-	_, _, err := log.Apply(t.Context(), k.configMap(map[string]string{"a": "ours"}), func(live *unstructured.Unstructured) error {
+	writer := rollback.New(k.client, "mine")
+	_, _, err := writer.Apply(t.Context(), k.configMap(map[string]string{"a": "ours"}), func(live *unstructured.Unstructured) error {
 		if live.GetName() != "object" {
 			t.Errorf("check: got %s", live.GetName())
 		}
@@ -166,7 +166,7 @@ func TestApplyDoesNotChangeAnObjectThatCheckRefuses(t *testing.T) {
 	if !errors.Is(err, refused) {
 		t.Errorf("got error %v, want that of check", err)
 	}
-	if err := log.RollBack(t.Context()); err != nil {
+	if err := writer.RollBack(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if got := k.data(t)["a"]; got != "theirs" {
@@ -193,9 +193,9 @@ func TestApplyWithoutAttemptWritesOnlyDifferences(t *testing.T) {
 	k := newCluster(t)
 	k.apply(t, "theirs", map[string]string{"a": "a"})
 	fault := &faults.Fault{}
-	log := rollback.New(newClient(t, fault.On(k.config)), "")
+	writer := rollback.New(newClient(t, fault.On(k.config)), "")
 	for i, want := range []rollback.Result{rollback.Unchanged, rollback.Configured, rollback.Unchanged} {
-		live, result, err := log.Apply(t.Context(), k.configMap(map[string]string{"a": []string{"a", "b", "b"}[i]}), nil)
+		live, result, err := writer.Apply(t.Context(), k.configMap(map[string]string{"a": []string{"a", "b", "b"}[i]}), nil)
 		if err != nil || result != want {
 			t.Fatalf("apply %d: got result %q and error %v, want %q", i, result, err, want)
 		}
@@ -206,27 +206,27 @@ func TestApplyWithoutAttemptWritesOnlyDifferences(t *testing.T) {
 	if fault.Seen() != 1 {
 		t.Errorf("got %d write requests, want one", fault.Seen())
 	}
-	if err := log.RollBack(t.Context()); err != nil || k.data(t)["a"] != "b" {
+	if err := writer.RollBack(t.Context()); err != nil || k.data(t)["a"] != "b" {
 		t.Errorf("after RollBack: got %v and error %v, want no change", k.data(t), err)
 	}
 }
 
-func TestRollBackGoesOnAfterAFailure(t *testing.T) {
+func TestRollBackContinuesAfterAFailure(t *testing.T) {
 	t.Parallel()
 	k := newCluster(t)
 	failure := errors.New("not this one")
-	log := rollback.New(k.client, "mine")
-	if _, _, err := log.Apply(t.Context(), k.configMap(nil), nil); err != nil {
+	writer := rollback.New(k.client, "mine")
+	if _, _, err := writer.Apply(t.Context(), k.configMap(nil), nil); err != nil {
 		t.Fatal(err)
 	}
 	order := []string{}
 	for _, name := range []string{"first", "second"} {
-		log.AddUndo(func(context.Context) error {
+		writer.AddUndo(func(context.Context) error {
 			order = append(order, name)
 			return failure
 		})
 	}
-	if err := log.RollBack(t.Context()); !errors.Is(err, failure) {
+	if err := writer.RollBack(t.Context()); !errors.Is(err, failure) {
 		t.Errorf("got error %v, want the failure", err)
 	}
 	if diff := cmp.Diff([]string{"second", "first"}, order); diff != "" {
