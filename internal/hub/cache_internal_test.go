@@ -14,7 +14,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
-func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
+func TestCachedObjectsOmitUnreadFields(t *testing.T) {
 	t.Parallel()
 	newMeta := func() metav1.ObjectMeta {
 		return metav1.ObjectMeta{
@@ -46,7 +46,7 @@ func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
 }
 
 // The agent of a Cluster in pull mode writes the statuses of objects, which have any size.
-func TestCachedWorksHaveNoStatusesOfObjects(t *testing.T) {
+func TestCachedWorksOmitObjectStatuses(t *testing.T) {
 	t.Parallel()
 	work := &workv1alpha1.Work{Status: workv1alpha1.WorkStatus{
 		Conditions: []metav1.Condition{{Type: workv1alpha1.WorkApplied}}, ManifestStatuses: make([]workv1alpha1.ManifestStatus, 10_000),

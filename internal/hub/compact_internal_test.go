@@ -58,7 +58,7 @@ func TestCachedObjectsShareTheirStrings(t *testing.T) {
 	}
 }
 
-func TestStringPoolKeepsWhatIsUsed(t *testing.T) {
+func TestStringPoolKeepsUsedStrings(t *testing.T) {
 	t.Parallel()
 	var pool stringPool
 	text := func() string { return strings.Clone("kind") }

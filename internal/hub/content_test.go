@@ -34,8 +34,8 @@ func helm(status libv1beta1.FeatureStatus, message string) configv1beta1.Feature
 	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureHelm, Status: status, FailureMessage: message}
 }
 
-// charts serves a repository with charts, by default the example chart, and returns its URL.
-func (w *world) charts(charts ...examples.Chart) string {
+// serveCharts serves a repository with charts, by default the example chart, and returns its URL.
+func (w *world) serveCharts(charts ...examples.Chart) string {
 	w.Helper()
 	repository, err := examples.Repository(charts...)
 	w.must(err)
@@ -44,8 +44,9 @@ func (w *world) charts(charts ...examples.Chart) string {
 	return server.URL
 }
 
-// hello returns a change of a profile, after which it deploys the example chart only, modified by change.
-func hello(address string, change func(*configv1beta1.HelmChart)) func(*configv1beta1.ProfileSpec) {
+// deployChart returns a change of a profile, after which it deploys only the chart hello of a repository, modified by
+// change.
+func deployChart(address string, change func(*configv1beta1.HelmChart)) func(*configv1beta1.ProfileSpec) {
 	chart := configv1beta1.HelmChart{
 		RepositoryURL: address, RepositoryName: "examples", ChartName: "examples/hello", ChartVersion: "0.1.0",
 		ReleaseName: "hello", ReleaseNamespace: "hello",
@@ -58,15 +59,15 @@ func hello(address string, change func(*configv1beta1.HelmChart)) func(*configv1
 	}
 }
 
-// deployed lists the Deployments of charts on a member, as "chart version namespace/name: replicas".
-func (w *world) deployed(member string) []string {
+// listDeployments lists the Deployments of charts on a member, as "chart version namespace/name: replicas".
+func (w *world) listDeployments(member string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []string
-	for key, has := range w.has {
-		for _, item := range has.Items {
+	for key, found := range w.deployed {
+		for _, item := range found.Items {
 			for _, obj := range item.Objects {
-				if key == member+" "+has.ID.String() && item.Release != nil && obj.GetKind() == "Deployment" {
+				if key == member+" "+found.ID.String() && item.Release != nil && obj.GetKind() == "Deployment" {
 					replicas, _, _ := unstructured.NestedFieldNoCopy(obj.Object, "spec", "replicas")
 					all = append(all, fmt.Sprintf("%s %s %s/%s: %v", item.Release.ChartName, item.Release.ChartVersion, obj.GetNamespace(), obj.GetName(), replicas))
 				}
@@ -79,15 +80,15 @@ func (w *world) deployed(member string) []string {
 
 func (w *world) wantDeployed(want ...string) {
 	w.Helper()
-	w.eventually("deployed", func() error { return same(want, w.deployed("one")) })
+	w.eventually("deployed", func() error { return checkEqual(want, w.listDeployments("one")) })
 }
 
 func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	elsewhere := w.plane.Namespace(t, "elsewhere")
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: elsewhere, Name: "manifests"}, Data: map[string]string{"content": manifest("hidden")}})
-	one := w.member("one", w.prod())
+	one := w.createReadyMember("one", w.prodLabels())
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations = map[string]string{"elsewhere": elsewhere} })
 	profile := &configv1beta1.Profile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p"},
@@ -111,8 +112,8 @@ func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
 		p.Spec.HelmCharts, p.Spec.PolicyRefs[0].Namespace = nil, w.ns
 	})
 	w.wantProvisioned(profile, "one")
-	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
-		t.Errorf("one has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("objects on one: %v", err)
 	}
 	w.must(w.Delete(t.Context(), profile))
 	w.wantNoSummary(profile, "one")
@@ -120,19 +121,19 @@ func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
 
 func TestReleasesAreIdentifiedByExpandedNames(t *testing.T) {
 	w := newWorld(t)
-	address := w.charts()
-	one := w.member("one", w.prod())
+	address := w.serveCharts()
+	one := w.createReadyMember("one", w.prodLabels())
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations = map[string]string{"release": "hello"} })
-	first := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+	first := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) {
 		c.ReleaseName = "{{ .Cluster.metadata.annotations.release }}"
 	}))
 	holder := w.wantFeature(first, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
-	second := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace = `{{ "HELLO" | lower }}` }))
+	second := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace = `{{ "HELLO" | lower }}` }))
 	loser := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello is managed by ClusterSummary "+holder.Name))
 	if got := loser.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ReleaseNamespace != "hello" || got[0].Status != configv1beta1.HelmChartStatusConflict {
 		t.Errorf("helmReleaseSummaries = %+v", got)
 	}
-	// The cluster gives the first release another name: the second one is free.
+	// A label of the cluster gives the first release another name. The second profile can deploy its release.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations["release"] = "other" })
 	w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1", "hello 0.1.0 hello/other: 1")
@@ -140,37 +141,37 @@ func TestReleasesAreIdentifiedByExpandedNames(t *testing.T) {
 
 func TestMissingReleaseToUninstallIsReported(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
+	w.createReadyMember("one", w.prodLabels())
 	uninstall := func(c *configv1beta1.HelmChart) { c.HelmChartAction = configv1beta1.HelmChartActionUninstall }
-	address := w.charts()
+	address := w.serveCharts()
 	nothing := []configv1beta1.HelmChartSummary{{ReleaseName: "hello", ReleaseNamespace: "hello", ConflictMessage: "Towline has not deployed release hello/hello"}}
-	profile := w.profile(hello(address, uninstall))
+	profile := w.createProfile(deployChart(address, uninstall))
 	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
-	if err := same(nothing, summary.Status.HelmReleaseSummaries); err != nil {
+	if err := checkEqual(nothing, summary.Status.HelmReleaseSummaries); err != nil {
 		t.Errorf("never installed: helmReleaseSummaries %v", err)
 	}
-	update(w, profile, func(p *configv1beta1.ClusterProfile) { hello(address, nil)(&p.Spec) })
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { deployChart(address, nil)(&p.Spec) })
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
-	update(w, profile, func(p *configv1beta1.ClusterProfile) { hello(address, uninstall)(&p.Spec) })
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { deployChart(address, uninstall)(&p.Spec) })
 	w.wantDeployed()
 	w.eventually("uninstalled", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
-		return same(nothing, summary.Status.HelmReleaseSummaries)
+		return checkEqual(nothing, summary.Status.HelmReleaseSummaries)
 	})
 }
 
 func TestOptionalReferencesMayBeMissing(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	address := w.charts()
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	address := w.serveCharts()
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		later := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "later", Optional: true}
 		refs := slices.Concat(s.PolicyRefs, []libv1beta1.PolicyRef{later})
-		hello(address, func(c *configv1beta1.HelmChart) {
+		deployChart(address, func(c *configv1beta1.HelmChart) {
 			c.ValuesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: w.ns, Name: "values", Optional: true}}
 		})(s)
 		s.PolicyRefs = refs
@@ -179,25 +180,25 @@ func TestOptionalReferencesMayBeMissing(t *testing.T) {
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
 
-	// They take effect when they exist.
-	w.configMap("later", manifest("b"))
-	w.configMap("values", "replicas: 2\n")
+	// The references take effect when the objects exist.
+	w.createConfigMap("later", manifest("b"))
+	w.createConfigMap("values", "replicas: 2\n")
 	w.eventually("manifests", func() error {
-		return same([]string{"ConfigMap default/a", "ConfigMap default/b"}, w.refs("one", "Resources"))
+		return checkEqual([]string{"ConfigMap default/a", "ConfigMap default/b"}, w.refs("one", "Resources"))
 	})
 	w.wantDeployed("hello 0.1.0 hello/hello: 2")
 }
 
-func TestChangedValuesAreDeliveredWithoutTouchingTheProfile(t *testing.T) {
+func TestChangedValuesAreDeliveredWithoutProfileChange(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	plain := w.configMap("values", "replicas: 2\n")
+	w.createReadyMember("one", w.prodLabels())
+	plain := w.createConfigMap("values", "replicas: 2\n")
 	hidden := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "values"}, Type: libv1beta1.ProfileSecretType,
 		Data: map[string][]byte{"values": []byte("message: hidden\n")},
 	}
 	w.create(hidden)
-	w.profile(hello(w.charts(), func(c *configv1beta1.HelmChart) {
+	w.createProfile(deployChart(w.serveCharts(), func(c *configv1beta1.HelmChart) {
 		c.ValuesFrom = []configv1beta1.ValueFrom{
 			{Kind: configv1beta1.ValueFromConfigMap, Namespace: w.ns, Name: "values"},
 			{Kind: configv1beta1.ValueFromSecret, Namespace: w.ns, Name: "values"},
@@ -210,9 +211,9 @@ func TestChangedValuesAreDeliveredWithoutTouchingTheProfile(t *testing.T) {
 	w.wantDeployed("hello 0.1.0 hello/hello: 4")
 }
 
-// registry serves an OCI registry with the example chart, which requires the login "me" and "s:cret", and returns its
+// serveRegistry serves an OCI registry with the example chart, with the login "me" and "s:cret", and returns its
 // oci:// URL.
-func (w *world) registry() string {
+func (w *world) serveRegistry() string {
 	w.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -240,16 +241,16 @@ func (w *world) registry() string {
 	return "oci://" + host + "/charts"
 }
 
-func TestChartFromARegistryThatWantsALogin(t *testing.T) {
+func TestChartFromRegistryWithLogin(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	address := w.registry()
+	w.createReadyMember("one", w.prodLabels())
+	address := w.serveRegistry()
 	login := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, Type: libv1beta1.ProfileSecretType,
 		Data: map[string][]byte{"username": []byte("me"), "password": []byte("a guess")},
 	}
 	w.create(login)
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+	profile := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) {
 		c.ChartName = "hello"
 		c.RegistryCredentialsConfig = &configv1beta1.RegistryCredentialsConfig{
 			Credentials: &corev1.SecretReference{Namespace: w.ns, Name: "login"}, PlainHTTP: true,
@@ -265,8 +266,9 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 	}
 }
 
-// signedCharts is charts with a provenance file of hello 0.1.0, which entity has signed.
-func (w *world) signedCharts(entity *openpgp.Entity) string {
+// serveSignedCharts serves a repository with a provenance file of hello 0.1.0, which is signed by entity, and returns
+// its URL.
+func (w *world) serveSignedCharts(entity *openpgp.Entity) string {
 	w.Helper()
 	repository, err := examples.Repository()
 	w.must(err)
@@ -283,7 +285,7 @@ func (w *world) signedCharts(entity *openpgp.Entity) string {
 	return server.URL
 }
 
-func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
+func TestUnverifiedChartIsNotDeployed(t *testing.T) {
 	w := newWorld(t)
 	publisher := func(name string) (*openpgp.Entity, []byte) {
 		entity, err := openpgp.NewEntity(name, "", name+"@example.com", &packet.Config{Algorithm: packet.PubKeyAlgoEdDSA})
@@ -294,9 +296,9 @@ func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
 	}
 	signer, trusted := publisher("signer")
 	_, foreign := publisher("foreign")
-	w.member("one", w.prod())
-	address := w.signedCharts(signer)
-	profile := w.profile(hello(address, nil))
+	w.createReadyMember("one", w.prodLabels())
+	address := w.serveSignedCharts(signer)
+	profile := w.createProfile(deployChart(address, nil))
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
 
@@ -304,7 +306,7 @@ func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
 	keyring := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "keyring"}, Data: map[string][]byte{"keyring.gpg": foreign}}
 	w.create(keyring)
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {
-		hello(address, func(c *configv1beta1.HelmChart) {
+		deployChart(address, func(c *configv1beta1.HelmChart) {
 			c.Values = "replicas: 3"
 			c.ProvenanceVerification = &configv1beta1.ProvenanceVerification{KeyringSecretRef: &corev1.SecretReference{Name: "keyring"}}
 		})(&p.Spec)
@@ -313,7 +315,7 @@ func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
 		": provenanceVerification: openpgp: signature made by unknown entity"))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
 
-	// The Secret is watched.
+	// The hub watches the Secret.
 	update(w, keyring, func(s *corev1.Secret) { s.Data["keyring.gpg"] = trusted })
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 3")

@@ -13,7 +13,7 @@ import (
 
 func TestInstallCRDsUpgradesExistingCRDs(t *testing.T) {
 	t.Parallel()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named("upgrade")))
+	w := newWorldOn(t, localkube.ForTest(t, localkube.Named("upgrade")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	cluster := w.createMember("stays", nil)
 

@@ -27,7 +27,7 @@ func (w *world) wantAnnotation(obj client.Object, name, want string) {
 			return err
 		}
 		if got := obj.GetAnnotations()[name]; got != want {
-			return fmt.Errorf("it is %q", got)
+			return fmt.Errorf("the annotation is %q", got)
 		}
 		return nil
 	})
@@ -35,7 +35,7 @@ func (w *world) wantAnnotation(obj client.Object, name, want string) {
 
 func TestLostDeliveryNamespaceIsRestored(t *testing.T) {
 	w := newWorld(t)
-	one, two := w.member("one", nil), w.member("two", nil)
+	one, two := w.createReadyMember("one", nil), w.createReadyMember("two", nil)
 	derived := w.ns + "--two"
 	w.wantAnnotation(two, kube.AnnotationDeliveryNS, derived)
 	w.annotate(two, kube.AnnotationDeliveryNS, "null")
@@ -47,13 +47,13 @@ func TestLostDeliveryNamespaceIsRestored(t *testing.T) {
 	w.annotate(namespace, kube.AnnotationDeliveryHolder, "null")
 	w.wantAnnotation(namespace, kube.AnnotationDeliveryHolder, w.ns+"/two")
 
-	// The same while it is being deregistered.
+	// The annotation is restored also during the deregistration.
 	w.must(w.Delete(t.Context(), two))
 	w.wantMessage(two, "its agent to remove itself")
 	w.annotate(two, kube.AnnotationDeliveryNS, "null")
 	w.wantAnnotation(two, kube.AnnotationDeliveryNS, derived)
-	w.removeAgentWhenOrdered(two)
-	w.wantClusterGone("two")
-	w.eventually("delivery namespace goes", func() error { return w.checkNotFound(&corev1.Namespace{}, "", derived) })
+	w.confirmAgentRemoval(two)
+	w.wantClusterDeleted("two")
+	w.eventually("deletion of the delivery namespace", func() error { return w.checkNotFound(&corev1.Namespace{}, "", derived) })
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), &libv1beta1.SveltosCluster{}))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// wantDeadline waits until the hub has set a deadline other than not for the forced deregistration, and returns it.
+// wantDeadline waits until the hub has set another deadline than not for the forced deregistration, and returns it.
 func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (deadline string) {
 	w.Helper()
 	w.eventually("deadline of "+cluster.Name, func() error {
@@ -49,78 +49,78 @@ func (w *world) expireDeadline(cluster *libv1beta1.SveltosCluster) (deadline str
 	return deadline
 }
 
-func (w *world) deregisterByForce(name string) *runningDeregistration {
+func (w *world) forceDeregistration(name string) *runningDeregistration {
 	return w.deregister(join.DeregisterRequest{Request: join.Request{Name: name}, Force: true, Wait: -1})
 }
 
-func TestForceWaitsForAReachableMember(t *testing.T) {
+func TestForcedDeregistrationWaitsForReachableMember(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	w.wantProvisioned(w.profile(nil), "one")
-	d := w.deregisterByForce("one")
-	w.removeAgentWhenOrdered(one)
-	departure := d.wait(w)
-	if departure.Left != nil || !departure.Forced || len(w.withdrawals()) != 1 {
-		t.Errorf("departure = %+v, withdrawn %v", departure, w.withdrawals())
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.wantProvisioned(w.createProfile(nil), "one")
+	d := w.forceDeregistration("one")
+	w.confirmAgentRemoval(one)
+	result := d.wait(w)
+	if result.Left != nil || !result.Forced || len(w.withdrawals()) != 1 {
+		t.Errorf("departure = %+v, withdrawn %v", result, w.withdrawals())
 	}
 }
 
-func TestForceLeavesBehindWhatIsNotWithdrawnInTime(t *testing.T) {
+func TestForcedDeregistrationLeavesObjectsAfterDeadline(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	summary := w.wantProvisioned(profile, "one")
 	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
-	d := w.deregisterByForce("one")
+	d := w.forceDeregistration("one")
 	w.wantDeadline(one, "")
 	w.wantMessage(one, "to be withdrawn")
 	passed := w.expireDeadline(one)
 	// The agent has its own deadline.
 	w.wantDeadline(one, passed)
-	w.removeAgentWhenOrdered(one)
-	if err := same([]string{"ConfigMap default/a"}, d.wait(w).Left); err != nil {
-		t.Errorf("left %v", err)
+	w.confirmAgentRemoval(one)
+	if err := checkEqual([]string{"ConfigMap default/a"}, d.wait(w).Left); err != nil {
+		t.Errorf("left objects: %v", err)
 	}
 	w.eventually("event", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one is force-deregistered before everything is withdrawn from it, left there: Resources (ConfigMap.v1.)"
-		if all := w.events(summary); !slices.Contains(all, want) {
+		if all := w.listEvents(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil
 	})
-	w.wantNone(w.registration("one", w.ns))
+	w.wantNoObjects(w.registrationObjects("one", w.ns))
 }
 
-func TestForceLeavesBehindAnAgentThatIsNotRemovedInTime(t *testing.T) {
+func TestForcedDeregistrationLeavesAgentAfterDeadline(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	w.wantProvisioned(w.profile(nil), "one")
-	d := w.deregisterByForce("one")
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.wantProvisioned(w.createProfile(nil), "one")
+	d := w.forceDeregistration("one")
 	w.wantMessage(one, "its agent to remove itself")
 	w.expireDeadline(one)
-	if err := same([]string{fleet.AgentLeft}, d.wait(w).Left); err != nil {
-		t.Errorf("left %v", err)
+	if err := checkEqual([]string{fleet.AgentLeft}, d.wait(w).Left); err != nil {
+		t.Errorf("left objects: %v", err)
 	}
-	w.wantNone(w.registration("one", w.ns))
+	w.wantNoObjects(w.registrationObjects("one", w.ns))
 }
 
-func TestForceReportsObjectsThatStayOnAPushMember(t *testing.T) {
+func TestForcedDeregistrationReportsRemainingObjects(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	held := "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: held\n  namespace: default\n  finalizers: [example.com/nobody]\n"
-	w.configMap("manifests", manifest("free"))
+	w.createConfigMap("manifests", manifest("free"))
 	one := w.registerSelfAsPush("one")
-	w.wantProvisioned(w.profile(nil), "one")
-	w.configMap("stuck", held)
-	w.wantProvisioned(w.profile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name = "stuck" }), "one")
+	w.wantProvisioned(w.createProfile(nil), "one")
+	w.createConfigMap("stuck", held)
+	w.wantProvisioned(w.createProfile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name = "stuck" }), "one")
 
-	d := w.deregisterByForce("one")
+	d := w.forceDeregistration("one")
 	w.wantDeadline(one, "")
-	w.eventually("the other object goes", func() error { return w.checkNotFound(&corev1.ConfigMap{}, "default", "free") })
+	w.eventually("deletion of the other object", func() error { return w.checkNotFound(&corev1.ConfigMap{}, "default", "free") })
 	w.eventually("one summary is left", func() error {
 		var summaries configv1beta1.ClusterSummaryList
 		if err := w.List(t.Context(), &summaries, client.InNamespace(w.ns)); err != nil || len(summaries.Items) != 1 {
@@ -129,9 +129,9 @@ func TestForceReportsObjectsThatStayOnAPushMember(t *testing.T) {
 		return nil
 	})
 	w.expireDeadline(one)
-	departure := d.wait(w)
-	if err := same([]string{"ConfigMap default/held"}, departure.Left); err != nil || !departure.Forced {
-		t.Errorf("left %v", err)
+	result := d.wait(w)
+	if err := checkEqual([]string{"ConfigMap default/held"}, result.Left); err != nil || !result.Forced {
+		t.Errorf("left objects: %v", err)
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "held"}}
 	update(w, object, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })

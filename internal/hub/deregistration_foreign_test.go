@@ -36,8 +36,8 @@ func (w *world) registerWithSveltosctl(name string) *libv1beta1.SveltosCluster {
 	return cluster
 }
 
-// identityOf lists the objects of the identity that Sveltos' sveltosctl creates for a cluster.
-func (w *world) identityOf(name string) []client.Object {
+// identityObjects lists the objects of the identity that Sveltos' sveltosctl creates for a cluster.
+func (w *world) identityObjects(name string) []client.Object {
 	inside, everywhere := metav1.ObjectMeta{Namespace: w.ns, Name: name}, metav1.ObjectMeta{Name: w.ns + "-" + name}
 	return []client.Object{
 		&corev1.ServiceAccount{ObjectMeta: inside}, &corev1.Secret{ObjectMeta: inside}, &rbacv1.Role{ObjectMeta: inside}, &rbacv1.RoleBinding{ObjectMeta: inside},
@@ -45,18 +45,18 @@ func (w *world) identityOf(name string) []client.Object {
 	}
 }
 
-// TestKubectlDeleteKeepsTheIdentityThatSveltosMade runs the hub with the rights of config/hub.yaml only.
-func TestKubectlDeleteKeepsTheIdentityThatSveltosMade(t *testing.T) {
+// TestKubectlDeleteKeepsIdentityOfSveltos runs the hub with the permissions of config/hub.yaml.
+func TestKubectlDeleteKeepsIdentityOfSveltos(t *testing.T) {
 	w := newPrivateWorld(t)
-	w.start(w.installed(), hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
+	w.start(w.installHub(), hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	one := w.registerWithSveltosctl("one")
 	w.must(w.Delete(t.Context(), one))
-	w.wantClusterGone("one")
-	w.wantAll(w.identityOf("one"))
+	w.wantClusterDeleted("one")
+	w.wantObjects(w.identityObjects("one"))
 	w.eventually("events", func() error {
-		events := w.events(one)
-		for _, obj := range w.identityOf("one") {
+		events := w.listEvents(one)
+		for _, obj := range w.identityObjects("one") {
 			kind := strings.ToLower(reflect.TypeOf(obj).Elem().Name())
 			want := "Towline did not create it; to delete it: kubectl delete " + kind + " " + obj.GetName()
 			isListed := func(text string) bool {

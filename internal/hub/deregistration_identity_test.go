@@ -29,8 +29,8 @@ func (w *world) registerByKubeconfig(name string, member *localkube.Plane) *libv
 	return cluster
 }
 
-func TestKubectlDeleteRemovesTheIdentityFromThePushMember(t *testing.T) {
-	w, run := ownWorld(t, "identity")
+func TestKubectlDeleteRemovesIdentityFromPushMember(t *testing.T) {
+	w, run := newRestartableWorld(t, "identity")
 	run()
 	plane := localkube.ForTest(t, localkube.Named("member"))
 	member, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
@@ -41,25 +41,25 @@ func TestKubectlDeleteRemovesTheIdentityFromThePushMember(t *testing.T) {
 	identity := []client.Object{&rbacv1.ClusterRole{ObjectMeta: meta}, &rbacv1.ClusterRoleBinding{ObjectMeta: meta}, account}
 
 	w.must(w.Delete(t.Context(), one))
-	w.wantClusterGone("one")
+	w.wantClusterDeleted("one")
 	for _, obj := range identity {
 		w.must(member.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	}
 	secret := &corev1.Secret{}
-	w.eventually("its kubeconfig goes", func() error { return w.checkNotFound(secret, w.ns, join.KubeconfigSecret("one")) })
+	w.eventually("deletion of its kubeconfig", func() error { return w.checkNotFound(secret, w.ns, join.KubeconfigSecret("one")) })
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: join.KubeconfigSecret("two")}, secret))
-	// The other cluster still has its own token: another contact succeeds.
+	// The other cluster still has its own token: the next health check succeeds.
 	update(w, two, func(c *libv1beta1.SveltosCluster) { c.Labels["projectsveltos.io/k8s-version"] = "unknown" })
 	w.wantCluster(two, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && two.Labels["projectsveltos.io/k8s-version"] != "unknown"
 	})
 
 	w.must(w.Delete(t.Context(), two))
-	w.wantClusterGone("two")
-	w.eventually("the identity goes from the member", func() error {
+	w.wantClusterDeleted("two")
+	w.eventually("deletion of the identity on the member", func() error {
 		for _, obj := range identity {
 			if err := member.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); client.IgnoreNotFound(err) != nil || err == nil {
-				return fmt.Errorf("%T is there (%w)", obj, err)
+				return fmt.Errorf("%T: got error %w, want not found", obj, err)
 			}
 		}
 		return nil

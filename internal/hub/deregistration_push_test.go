@@ -24,7 +24,7 @@ func (w *world) registerSelfAsPush(name string) *libv1beta1.SveltosCluster {
 	raw, err := os.ReadFile(w.plane.Kubeconfig)
 	w.must(err)
 	w.must(join.RegisterPush(w.Context(), w.plane.Config, join.PushRequest{
-		Request: join.Request{Namespace: w.ns, Name: name, Labels: w.prod()}, Kubeconfig: raw,
+		Request: join.Request{Namespace: w.ns, Name: name, Labels: w.prodLabels()}, Kubeconfig: raw,
 	}))
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
 	w.wantCluster(cluster, func(s libv1beta1.SveltosClusterStatus) bool { return s.Ready })
@@ -34,21 +34,21 @@ func (w *world) registerSelfAsPush(name string) *libv1beta1.SveltosCluster {
 func TestPushMembersAreDeregistered(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir()})
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	secret := client.ObjectKey{Namespace: w.ns, Name: "one-sveltos-kubeconfig"}
 	deployed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}}
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 
 	t.Run("withdraws", func(t *testing.T) {
 		w.registerSelfAsPush("one")
-		profile := w.profile(nil)
+		profile := w.createProfile(nil)
 		w.wantProvisioned(profile, "one")
-		departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}}).wait(w)
+		result := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}}).wait(w)
 		var got []string
-		for _, ref := range departure.Deleted {
+		for _, ref := range result.Deleted {
 			got = append(got, ref.Kind+" "+ref.Name)
 		}
-		if err := same([]string{"SveltosCluster one", "Secret one-sveltos-kubeconfig"}, got); err != nil {
+		if err := checkEqual([]string{"SveltosCluster one", "Secret one-sveltos-kubeconfig"}, got); err != nil {
 			t.Errorf("deleted %v", err)
 		}
 		if err := errors.Join(w.checkNotFound(deployed, "default", "a"), w.checkNotFound(&corev1.Secret{}, secret.Namespace, secret.Name)); err != nil {
@@ -58,7 +58,7 @@ func TestPushMembersAreDeregistered(t *testing.T) {
 	})
 	t.Run("waits for finalizers", func(t *testing.T) {
 		one := w.registerSelfAsPush("one")
-		profile := w.profile(nil)
+		profile := w.createProfile(nil)
 		w.wantProvisioned(profile, "one")
 		update(w, deployed, func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"example.com/busy"} })
 		w.must(w.Delete(t.Context(), profile))
@@ -68,28 +68,28 @@ func TestPushMembersAreDeregistered(t *testing.T) {
 		w.must(w.Delete(t.Context(), one))
 		w.eventually("the cluster is deregistered", func() error { return w.checkNotFound(one, w.ns, "one") })
 	})
-	t.Run("keeps what is deployed", func(t *testing.T) {
+	t.Run("keeps the deployed objects", func(t *testing.T) {
 		w.registerSelfAsPush("one")
-		profile := w.profile(nil)
+		profile := w.createProfile(nil)
 		w.wantProvisioned(profile, "one")
 		w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: true}).wait(w)
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed))
 		if deployed.Annotations[kube.AnnotationRequestor] != "" || deployed.Annotations[kube.AnnotationHash] != "" {
-			t.Errorf("it bears marks: %v", deployed.Annotations)
+			t.Errorf("the object has ownership annotations: %v", deployed.Annotations)
 		}
 		w.must(w.Delete(t.Context(), profile))
 		w.must(w.Delete(t.Context(), deployed))
 	})
-	t.Run("is left behind by force", func(t *testing.T) {
+	t.Run("leaves the objects by force", func(t *testing.T) {
 		one := w.registerSelfAsPush("one")
-		profile := w.profile(nil)
+		profile := w.createProfile(nil)
 		w.wantProvisioned(profile, "one")
 		w.breakKubeconfig(secret)
 		w.must(w.Delete(t.Context(), one))
 		w.wantMessage(one, "it is unreachable: ")
-		departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, Wait: -1, Force: true}).wait(w)
-		if err := same([]string{"ConfigMap default/a"}, departure.Left); err != nil {
-			t.Errorf("left %v", err)
+		result := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, Wait: -1, Force: true}).wait(w)
+		if err := checkEqual([]string{"ConfigMap default/a"}, result.Left); err != nil {
+			t.Errorf("left objects: %v", err)
 		}
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed))
 		w.must(w.Delete(t.Context(), profile))
@@ -98,7 +98,7 @@ func TestPushMembersAreDeregistered(t *testing.T) {
 		self := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}}
 		w.wantCluster(self, func(s libv1beta1.SveltosClusterStatus) bool { return s.Ready && len(self.Finalizers) > 0 })
 		w.must(w.Delete(t.Context(), self))
-		w.eventually("it goes", func() error { return w.checkNotFound(self, "mgmt", "mgmt") })
+		w.eventually("deletion of the cluster", func() error { return w.checkNotFound(self, "mgmt", "mgmt") })
 	})
 }
 

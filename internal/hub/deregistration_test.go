@@ -28,9 +28,9 @@ import (
 
 // runningDeregistration is a deregistration that runs concurrently with the test.
 type runningDeregistration struct {
-	ended     chan struct{}
-	departure join.DeregisterResult
-	err       error
+	ended  chan struct{}
+	result join.DeregisterResult
+	err    error
 }
 
 func (w *world) deregister(r join.DeregisterRequest) *runningDeregistration {
@@ -38,7 +38,7 @@ func (w *world) deregister(r join.DeregisterRequest) *runningDeregistration {
 	d := &runningDeregistration{ended: make(chan struct{})}
 	go func() {
 		defer close(d.ended)
-		d.departure, d.err = join.Deregister(w.Context(), w.plane.Config, r)
+		d.result, d.err = join.Deregister(w.Context(), w.plane.Config, r)
 	}()
 	return d
 }
@@ -48,12 +48,12 @@ func (d *runningDeregistration) wait(w *world) join.DeregisterResult {
 	w.Helper()
 	<-d.ended
 	w.must(d.err)
-	return d.departure
+	return d.result
 }
 
-// removeAgentWhenOrdered waits until the agent is ordered to remove itself, and reports that it has done so. It fails
-// if the order comes before all summaries are withdrawn.
-func (w *world) removeAgentWhenOrdered(cluster *libv1beta1.SveltosCluster) {
+// confirmAgentRemoval waits until the hub requests the removal of the agent, and confirms it. It fails if the hub
+// requests the removal before all summaries are withdrawn.
+func (w *world) confirmAgentRemoval(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
 	w.eventually("order to the agent of "+cluster.Name, func() error {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
@@ -68,7 +68,7 @@ func (w *world) removeAgentWhenOrdered(cluster *libv1beta1.SveltosCluster) {
 	var summaries configv1beta1.ClusterSummaryList
 	w.must(w.List(w.Context(), &summaries, client.InNamespace(w.ns), client.MatchingLabels{libv1beta1.ClusterNameLabel: cluster.Name}))
 	if len(summaries.Items) > 0 {
-		w.Errorf("the agent is removed before %s is withdrawn", summaries.Items[0].Name)
+		w.Errorf("the hub requests the removal of the agent before %s is withdrawn", summaries.Items[0].Name)
 	}
 	before := cluster.DeepCopy()
 	cluster.Status.AgentRemovedAt = &metav1.Time{Time: time.Now()}
@@ -81,13 +81,13 @@ func (w *world) wantMessage(cluster *libv1beta1.SveltosCluster, text string) {
 	w.wantCluster(cluster, func(s libv1beta1.SveltosClusterStatus) bool { return strings.Contains(s.FailureMessage, text) })
 }
 
-func (w *world) wantClusterGone(name string) {
+func (w *world) wantClusterDeleted(name string) {
 	w.Helper()
-	w.eventually("cluster "+name+" goes", func() error { return w.checkNotFound(&libv1beta1.SveltosCluster{}, w.ns, name) })
+	w.eventually("deletion of cluster "+name, func() error { return w.checkNotFound(&libv1beta1.SveltosCluster{}, w.ns, name) })
 }
 
-// registration lists the objects on the hub for a pull member.
-func (w *world) registration(name, delivery string) []client.Object {
+// registrationObjects returns the objects of a pull member's registration.
+func (w *world) registrationObjects(name, delivery string) []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name}
 	}
@@ -99,7 +99,7 @@ func (w *world) registration(name, delivery string) []client.Object {
 	}
 }
 
-func (w *world) wantNone(objects []client.Object) {
+func (w *world) wantNoObjects(objects []client.Object) {
 	w.Helper()
 	for _, obj := range objects {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(obj), obj); !apierrors.IsNotFound(err) {
@@ -108,7 +108,7 @@ func (w *world) wantNone(objects []client.Object) {
 	}
 }
 
-func (w *world) wantAll(objects []client.Object) {
+func (w *world) wantObjects(objects []client.Object) {
 	w.Helper()
 	for _, obj := range objects {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
@@ -117,17 +117,17 @@ func (w *world) wantAll(objects []client.Object) {
 	}
 }
 
-func TestDeregisterWithdrawsThenAgentThenIdentity(t *testing.T) {
+func TestDeregisterWithdrawsObjectsThenAgentThenIdentity(t *testing.T) {
 	for name, keep := range map[string]bool{"withdraw": false, "keep-addons": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.configMap("manifests", manifest("a"))
-			one := w.member("one", w.prod())
-			w.member("two", w.prod())
-			profile := w.profile(nil)
+			w.createConfigMap("manifests", manifest("a"))
+			one := w.createReadyMember("one", w.prodLabels())
+			w.createReadyMember("two", w.prodLabels())
+			profile := w.createProfile(nil)
 			summary := w.wantProvisioned(profile, "one")
 			w.wantProvisioned(profile, "two")
-			// The ClusterConfiguration lists the objects that stay.
+			// The ClusterConfiguration lists the remaining objects.
 			w.eventually("the objects of one are listed", func() error {
 				return w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, &configv1beta1.ClusterConfiguration{})
 			})
@@ -138,136 +138,136 @@ func TestDeregisterWithdrawsThenAgentThenIdentity(t *testing.T) {
 			})
 
 			d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: keep})
-			w.removeAgentWhenOrdered(one)
-			departure := d.wait(w)
+			w.confirmAgentRemoval(one)
+			result := d.wait(w)
 			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Orphan: keep}}
-			if err := same(want, w.withdrawals()); err != nil {
+			if err := checkEqual(want, w.withdrawals()); err != nil {
 				t.Errorf("withdrawals %v", err)
 			}
 			var left []string
 			if keep {
 				left = []string{"ConfigMap default/a"}
 			}
-			if err := same(left, departure.Left); err != nil {
-				t.Errorf("left %v", err)
+			if err := checkEqual(left, result.Left); err != nil {
+				t.Errorf("left objects: %v", err)
 			}
-			kinds := make([]string, 0, len(departure.Deleted))
-			for _, ref := range departure.Deleted {
+			kinds := make([]string, 0, len(result.Deleted))
+			for _, ref := range result.Deleted {
 				kinds = append(kinds, ref.Kind)
 			}
 			if !slices.Contains(kinds, "SveltosCluster") || !slices.Contains(kinds, "ServiceAccount") || !slices.Contains(kinds, "Lease") {
-				t.Errorf("deleted %v", departure.Deleted)
+				t.Errorf("deleted %v", result.Deleted)
 			}
-			w.wantNone(w.registration("one", w.ns))
-			w.wantAll(w.registration("two", w.ns+"--two"))
+			w.wantNoObjects(w.registrationObjects("one", w.ns))
+			w.wantObjects(w.registrationObjects("two", w.ns+"--two"))
 			w.wantProvisioned(profile, "two")
-			if err := same([]string{"ConfigMap default/a"}, w.refs("two", "Resources")); err != nil {
-				t.Errorf("two has %v", err)
+			if err := checkEqual([]string{"ConfigMap default/a"}, w.refs("two", "Resources")); err != nil {
+				t.Errorf("objects on two: %v", err)
 			}
 			namespace := &corev1.Namespace{}
 			w.must(w.Get(t.Context(), client.ObjectKey{Name: w.ns}, namespace))
 			if holder := namespace.Annotations[kube.AnnotationDeliveryHolder]; holder != "" {
-				t.Errorf("the namespace still carries the deliveries of %s", holder)
+				t.Errorf("the namespace is still claimed by %s", holder)
 			}
 		})
 	}
 }
 
-func TestKubectlDeleteDeregistersToo(t *testing.T) {
+func TestKubectlDeleteDeregistersMember(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	two := w.member("two", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	two := w.createReadyMember("two", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "two")
 	w.must(w.Delete(t.Context(), two))
-	w.removeAgentWhenOrdered(two)
-	w.wantClusterGone("two")
-	w.wantNone(w.registration("two", w.ns+"--two"))
-	w.wantAll(w.registration("one", w.ns))
+	w.confirmAgentRemoval(two)
+	w.wantClusterDeleted("two")
+	w.wantNoObjects(w.registrationObjects("two", w.ns+"--two"))
+	w.wantObjects(w.registrationObjects("one", w.ns))
 	if got := w.refs("two", "Resources"); got != nil {
-		t.Errorf("two still has %v", got)
+		t.Errorf("objects on two: got %v, want none", got)
 	}
-	w.eventually("delivery namespace goes", func() error { return w.checkNotFound(&corev1.Namespace{}, "", w.ns+"--two") })
+	w.eventually("deletion of the delivery namespace", func() error { return w.checkNotFound(&corev1.Namespace{}, "", w.ns+"--two") })
 }
 
-// ownWorld returns a private control plane, whose hub the test can stop and start again.
-func ownWorld(t *testing.T, name string) (w *world, run func() (stop func())) {
+// newRestartableWorld returns a world on its own control plane, and a function that starts its hub.
+func newRestartableWorld(t *testing.T, name string) (w *world, run func() (stop func())) {
 	t.Helper()
-	return ownWorldWith(t, name, hub.Options{})
+	return newRestartableWorldWith(t, name, hub.Options{})
 }
 
-// ownWorldWith is ownWorld for a hub with these options and with the transport of the test.
-func ownWorldWith(t *testing.T, name string, opts hub.Options) (w *world, run func() (stop func())) {
+// newRestartableWorldWith is newRestartableWorld for a hub with options and with the transport of the test.
+func newRestartableWorldWith(t *testing.T, name string, opts hub.Options) (w *world, run func() (stop func())) {
 	t.Helper()
 	t.Parallel()
-	w = worldOn(t, localkube.ForTest(t, localkube.Named(name)))
+	w = newWorldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	opts.Transports = map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}
 	return w, func() (stop func()) { return w.start(w.plane.Config, opts) }
 }
 
-func TestGracePeriodForces(t *testing.T) {
+func TestGracePeriodForcesDeregistration(t *testing.T) {
 	w := newWorld(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": []byte("{")}}
 	w.create(secret)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	one := &libv1beta1.SveltosCluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Labels: w.prod()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Labels: w.prodLabels()},
 		Spec:       libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: 4 * time.Second}},
 	}
 	w.create(one)
 	w.setReady(one)
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	w.set(func(m *fakeTransport) {
 		m.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("no route") }
 	})
 	w.must(w.Delete(t.Context(), one))
 	w.wantMessage(one, "it is unreachable: ")
-	w.wantClusterGone("one")
+	w.wantClusterDeleted("one")
 	w.wantNoSummary(profile, "one")
 	// A Secret that no registration has created belongs to the user.
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
 }
 
-func TestDeletedNamespaceOfAClusterBlocksNothing(t *testing.T) {
+func TestClusterNamespaceCanBeDeleted(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	w.member("two", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.createReadyMember("two", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	w.wantProvisioned(profile, "two")
 	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	w.must(w.Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
-	w.eventually("both namespaces go", func() error {
+	w.eventually("deletion of both namespaces", func() error {
 		return errors.Join(w.checkNotFound(&corev1.Namespace{}, "", w.ns), w.checkNotFound(&corev1.Namespace{}, "", w.ns+"--two"))
 	})
-	w.wantNone([]client.Object{&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: w.ns + ":" + one.Name}}})
+	w.wantNoObjects([]client.Object{&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: w.ns + ":" + one.Name}}})
 }
 
 func TestNeverConnectedClusterIsDeregisteredAtOnce(t *testing.T) {
 	w := newWorld(t)
 	one := w.createMember("one", nil)
-	w.eventually("it is registered", func() error {
+	w.eventually("registration of the cluster", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "one"}, &corev1.ServiceAccount{})
 	})
 	w.wantMessage(one, "")
-	departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}}).wait(w)
-	if departure.Forced || departure.Left != nil {
-		t.Errorf("departure = %+v", departure)
+	result := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}}).wait(w)
+	if result.Forced || result.Left != nil {
+		t.Errorf("departure = %+v", result)
 	}
-	w.wantNone(w.registration("one", w.ns))
+	w.wantNoObjects(w.registrationObjects("one", w.ns))
 }
 
-func TestDeregistrationSurvivesRestartsOfTheHub(t *testing.T) {
-	w, run := ownWorld(t, "restart")
+func TestDeregistrationContinuesAfterHubRestart(t *testing.T) {
+	w, run := newRestartableWorld(t, "restart")
 	stop := run()
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 
 	stop()
@@ -283,12 +283,12 @@ func TestDeregistrationSurvivesRestartsOfTheHub(t *testing.T) {
 	w.wantMessage(one, "its agent to remove itself")
 
 	stop()
-	w.removeAgentWhenOrdered(one)
+	w.confirmAgentRemoval(one)
 	// An earlier run of the hub may have deleted some objects.
 	w.must(w.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}))
 	run()
-	w.wantClusterGone("one")
-	w.wantNone(w.registration("one", w.ns))
+	w.wantClusterDeleted("one")
+	w.wantNoObjects(w.registrationObjects("one", w.ns))
 	w.must(w.Delete(t.Context(), profile))
-	w.eventually("profile goes", func() error { return w.checkNotFound(profile, "", profile.Name) })
+	w.eventually("deletion of the profile", func() error { return w.checkNotFound(profile, "", profile.Name) })
 }

@@ -37,7 +37,7 @@ func freeAddress(t *testing.T) string {
 func fetch(url, token string) (int, string, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is signed by nobody
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is self-signed
 	}
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
@@ -67,8 +67,8 @@ func probe(address, path string, want int) error {
 	return nil
 }
 
-// token returns a token of a new ServiceAccount, with the ClusterRole reader unless it is "".
-func (w *world) token(name, reader string) string {
+// createToken returns a token of a new ServiceAccount, with the ClusterRole reader unless it is "".
+func (w *world) createToken(name, reader string) string {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
 	w.create(account)
@@ -86,8 +86,8 @@ func (w *world) token(name, reader string) string {
 
 func TestDiagnosticsRequireAuthorization(t *testing.T) {
 	w := newPrivateWorld(t)
-	// The hub has the rights of config/hub.yaml, without the rights to deploy to its own cluster.
-	config := w.installed()
+	// The hub has the permissions of config/hub.yaml, without the permissions to deploy to its own cluster.
+	config := w.installHub()
 	w.create(&rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "self"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -100,15 +100,15 @@ func TestDiagnosticsRequireAuthorization(t *testing.T) {
 	w.eventually("ready", func() error { return probe(opts.HealthAddress, "/readyz", http.StatusOK) })
 	w.must(errors.Join(probe(opts.HealthAddress, "/healthz", http.StatusOK), probe(opts.HealthAddress, "/metrics", http.StatusNotFound)))
 
-	reader := w.token("reader", "towline-metrics-reader")
+	reader := w.createToken("reader", "towline-metrics-reader")
 	metrics := "https://" + opts.DiagnosticsAddress + "/metrics"
 	for who, tc := range map[string]struct {
 		token string
 		want  int
 	}{
-		"nobody":                 {"", http.StatusUnauthorized},
-		"somebody unknown":       {"e30.e30.e30", http.StatusUnauthorized},
-		"somebody without right": {w.token("unrelated", ""), http.StatusForbidden},
+		"no token":      {"", http.StatusUnauthorized},
+		"unknown token": {"e30.e30.e30", http.StatusUnauthorized},
+		"no permission": {w.createToken("unrelated", ""), http.StatusForbidden},
 	} {
 		if got, body, err := fetch(metrics, tc.token); err != nil || got != tc.want || strings.Contains(body, "projectsveltos") {
 			t.Errorf("%s: got %d %q and %v, want %d", who, got, body, err, tc.want)
@@ -119,15 +119,15 @@ func TestDiagnosticsRequireAuthorization(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "profiles"}, Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{"/debug/pprof/*"}, Verbs: []string{"get"}}},
 	})
 	heap := "https://" + opts.DiagnosticsAddress + "/debug/pprof/heap?debug=1"
-	if got, body, err := fetch(heap, w.token("profiler", "profiles")); err != nil || got != http.StatusOK || !strings.HasPrefix(body, "heap profile: ") {
+	if got, body, err := fetch(heap, w.createToken("profiler", "profiles")); err != nil || got != http.StatusOK || !strings.HasPrefix(body, "heap profile: ") {
 		t.Errorf("heap profile: got %d %.100q and %v", got, body, err)
 	}
 	if got, body, err := fetch(heap, reader); err != nil || got != http.StatusForbidden {
 		t.Errorf("a reader of metrics gets the heap profile: %d %.100q and %v", got, body, err)
 	}
 
-	w.configMap("manifests", manifest("a"))
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+	w.createConfigMap("manifests", manifest("a"))
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		s.ClusterSelector.MatchLabels = map[string]string{"sveltos-agent": "present"}
 	})
 	one := w.createMember("one", nil)
@@ -136,7 +136,7 @@ func TestDiagnosticsRequireAuthorization(t *testing.T) {
 	one.Status.ConnectionStatus, one.Status.ConnectionFailures = libv1beta1.ConnectionDown, 3
 	w.must(w.Status().Patch(t.Context(), one, client.MergeFrom(before)))
 	w.eventually("provisioned", func() error {
-		_, err := w.version("a")
+		_, err := w.getVersion("a")
 		return err
 	})
 	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "a"}}))
@@ -185,7 +185,7 @@ func TestDiagnosticsRequireAuthorization(t *testing.T) {
 	w.eventually("ready again", func() error { return probe(opts.HealthAddress, "/readyz", http.StatusOK) })
 }
 
-func TestAddressInUseIsNamed(t *testing.T) {
+func TestAddressInUseIsReported(t *testing.T) {
 	t.Parallel()
 	sharedHub()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -193,7 +193,7 @@ func TestAddressInUseIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	err = hub.Run(t.Context(), sharedPlane.Config, hub.Options{HealthAddress: listener.Addr().String()})
+	err = hub.Run(t.Context(), hubPlane.Config, hub.Options{HealthAddress: listener.Addr().String()})
 	if err == nil || !strings.Contains(err.Error(), "choose another address with --health-address") {
 		t.Errorf("got %v, want an error that names the flag", err)
 	}

@@ -14,15 +14,15 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// rollOut changes the content of the test's profile to one ConfigMap of this name.
-func (w *world) rollOut(name string) {
+// deployConfigMap changes the content of the test's profile to one ConfigMap of this name.
+func (w *world) deployConfigMap(name string) {
 	w.Helper()
 	update(w, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "manifests"}}, func(cm *corev1.ConfigMap) {
 		cm.Data = map[string]string{"content": manifest(name)}
 	})
 }
 
-// wantUntouched fails unless the ConfigMaps a and b on the member have these resourceVersions; "" is missing.
+// wantUntouched fails unless the ConfigMaps a and b on the member have these resourceVersions; "" is a missing object.
 func (w *world) wantUntouched(objects map[string]string) {
 	w.Helper()
 	for _, name := range []string{"a", "b"} {
@@ -42,7 +42,7 @@ func (w *world) wantSummary(profile client.Object, member string, want func(conf
 	w.Helper()
 	var summary *configv1beta1.ClusterSummary
 	w.eventually("summary on "+member, func() (err error) {
-		if summary, err = w.summary(profile, member); err != nil {
+		if summary, err = w.getSummary(profile, member); err != nil {
 			return err
 		}
 		if !want(summary.Status) {
@@ -53,13 +53,13 @@ func (w *world) wantSummary(profile client.Object, member string, want func(conf
 	return summary
 }
 
-func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
+func TestProfilesDoNotChangeDownOrPausedPushMember(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	one := w.registerSelfAsPush("one")
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	deployed := &corev1.ConfigMap{}
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a"}, deployed))
@@ -76,23 +76,23 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == failure
 	})
-	// A reconcile that began before still deploys.
+	// A reconcile that is running at the change still deploys.
 	summary := w.wantSummary(profile, "one", func(s configv1beta1.ClusterSummaryStatus) bool {
 		return s.FailureMessage == "cluster is down: "+failure
 	})
-	w.rollOut("b")
+	w.deployConfigMap("b")
 	w.eventually("events", func() error {
-		if all := w.events(one); !slices.Contains(all, "Warning Down cluster "+w.ns+"/one is down: "+failure) {
+		if all := w.listEvents(one); !slices.Contains(all, "Warning Down cluster "+w.ns+"/one is down: "+failure) {
 			return fmt.Errorf("events of the cluster are %q", all)
 		}
-		if all := w.events(summary); !slices.Contains(all, "Warning NotReady cluster is down: "+failure) {
+		if all := w.listEvents(summary); !slices.Contains(all, "Warning NotReady cluster is down: "+failure) {
 			return fmt.Errorf("events of the summary are %q", all)
 		}
 		return nil
 	})
 	w.wantUntouched(map[string]string{"a": deployed.ResourceVersion})
 
-	// The member is paused instead of down: it still gets no changes.
+	// A paused member also gets no changes.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused, c.Spec.LivenessChecks = true, nil })
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
@@ -103,7 +103,7 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 	w.wantUntouched(map[string]string{"a": deployed.ResourceVersion})
 
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = false })
-	w.eventually("b comes, and a goes", func() error {
+	w.eventually("creation of b and deletion of a", func() error {
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "b"}, &corev1.ConfigMap{}); err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// fluxSource is a GitRepository of the test's namespace, and the server of its artifacts.
+// createFluxSource is a GitRepository of the test's namespace, and the server of its artifacts.
 type fluxSource struct {
 	*world
 	object    *unstructured.Unstructured
@@ -35,7 +35,7 @@ type fluxSource struct {
 	artifacts map[string][]byte
 }
 
-func (w *world) fluxSource(name string) *fluxSource {
+func (w *world) createFluxSource(name string) *fluxSource {
 	w.Helper()
 	s := &fluxSource{world: w, object: &unstructured.Unstructured{}, artifacts: map[string][]byte{}}
 	s.server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -103,7 +103,7 @@ func (w *world) installFlux() {
 	w.create(crd)
 }
 
-// TestFluxSources follows two profiles with a source each: before Flux is installed, without an artifact, with
+// TestFluxSources deploys two profiles with a source each: before Flux is installed, without an artifact, with
 // revisions, and after the source is deleted.
 func TestFluxSources(t *testing.T) {
 	w := newWorld(t)
@@ -115,7 +115,7 @@ func TestFluxSources(t *testing.T) {
 		w.set(func(*fakeTransport) { count = deliveries[profile.GetName()] })
 		return count
 	}
-	w.member("one", w.prod())
+	w.createReadyMember("one", w.prodLabels())
 	from := func(name string) func(*configv1beta1.ProfileSpec) {
 		return func(s *configv1beta1.ProfileSpec) {
 			s.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceGitRepository, Namespace: w.ns, Name: name, Path: "web"}}
@@ -125,11 +125,11 @@ func TestFluxSources(t *testing.T) {
 		t.Helper()
 		w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: status, FailureMessage: message})
 	}
-	app, other := w.profile(from("app")), w.profile(from("other"))
+	app, other := w.createProfile(from("app")), w.createProfile(from("other"))
 	named := "GitRepository " + w.ns + "/app"
 	failed(app, libv1beta1.FeatureStatusFailed, named+": the hub has no kind GitRepository of source.toolkit.fluxcd.io/v1; is Flux's source-controller installed?")
 	w.installFlux()
-	appSource, otherSource := w.fluxSource("app"), w.fluxSource("other")
+	appSource, otherSource := w.createFluxSource("app"), w.createFluxSource("other")
 	failed(app, libv1beta1.FeatureStatusFailed, named+" has no artifact: Flux's source-controller has not reported on it")
 
 	appSource.publish("one", manifest("first"))
@@ -138,7 +138,7 @@ func TestFluxSources(t *testing.T) {
 	w.wantProvisioned(other, "one")
 	appSource.publish("two", manifest("second"))
 	both := []string{"ConfigMap default/of-the-other", "ConfigMap default/second"}
-	w.eventually("the second revision", func() error { return same(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))) })
+	w.eventually("the second revision", func() error { return checkEqual(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))) })
 
 	// Only a change of the artifact reaches the members.
 	before := delivered(app)
@@ -149,14 +149,14 @@ func TestFluxSources(t *testing.T) {
 	otherSource.publish("two", manifest("of-the-other"))
 	otherSource.publish("three", manifest("of-the-other-again"))
 	both[0] = "ConfigMap default/of-the-other-again"
-	w.eventually("the third revision of the other source", func() error { return same(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))) })
+	w.eventually("the third revision of the other source", func() error { return checkEqual(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))) })
 	if got := delivered(app); got != before {
 		t.Errorf("a change of conditions delivered %d times", got-before)
 	}
 
 	appSource.publish("three", "kind: [broken\n")
 	w.eventually("the broken revision", func() error {
-		summary, err := w.summary(app, "one")
+		summary, err := w.getSummary(app, "one")
 		if err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func TestFluxSources(t *testing.T) {
 	})
 	w.must(w.Delete(t.Context(), appSource.object))
 	failed(app, libv1beta1.FeatureStatusFailed, named+" does not exist")
-	if err := same(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))); err != nil {
+	if err := checkEqual(both, slices.Sorted(slices.Values(w.refs("one", "Resources")))); err != nil {
 		t.Errorf("after the deletion: %v", err)
 	}
 	if len(w.withdrawals()) > 0 {

@@ -37,10 +37,10 @@ func (w *world) wantGenerated(want int) {
 // profile which deploys the chart with a message.
 func (w *world) serveGeneratingChart() func(message string) func(*configv1beta1.ProfileSpec) {
 	w.Helper()
-	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
+	address := w.serveCharts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
 		"data:\n  password: {{ randAlphaNum 20 }}\n  message: {{ .Values.message }}\n"}})
 	return func(message string) func(*configv1beta1.ProfileSpec) {
-		return hello(address, func(c *configv1beta1.HelmChart) { c.Values = "message: " + message + "\n" })
+		return deployChart(address, func(c *configv1beta1.HelmChart) { c.Values = "message: " + message + "\n" })
 	}
 }
 
@@ -52,9 +52,9 @@ func (w *world) deleteProfile(profile *configv1beta1.ClusterProfile) {
 
 func TestGeneratedValuesMoveWithTheRelease(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
+	w.createReadyMember("one", w.prodLabels())
 	release := w.serveGeneratingChart()
-	first := w.profile(release("first"))
+	first := w.createProfile(release("first"))
 	password := w.wantSeen("one", "first", "")
 	want := func(when, message string) {
 		t.Helper()
@@ -64,14 +64,14 @@ func TestGeneratedValuesMoveWithTheRelease(t *testing.T) {
 		w.wantGenerated(1)
 	}
 
-	second := w.profile(release("second"))
-	holder, err := w.summary(first, "one")
+	second := w.createProfile(release("second"))
+	holder, err := w.getSummary(first, "one")
 	w.must(err)
 	w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello is managed by ClusterSummary "+holder.Name))
 	w.deleteProfile(first)
 	want("the next profile waited", "second")
 
-	third := w.profile(func(s *configv1beta1.ProfileSpec) {
+	third := w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		release("third")(s)
 		s.Tier = 50
 	})
@@ -87,15 +87,15 @@ func TestGeneratedValuesMoveWithTheRelease(t *testing.T) {
 	update(w, third, func(p *configv1beta1.ClusterProfile) { p.Spec.StopMatchingBehavior = configv1beta1.LeavePolicies })
 	w.wantFeature(third, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.deleteProfile(third)
-	w.profile(release("fifth"))
+	w.createProfile(release("fifth"))
 	want("the release was left on the member", "fifth")
 }
 
 func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w := newWorld(t)
-	cluster := w.member("one", w.prod())
+	cluster := w.createReadyMember("one", w.prodLabels())
 	release := w.serveGeneratingChart()
-	profile := w.profile(release("first"))
+	profile := w.createProfile(release("first"))
 	password := w.wantSeen("one", "first", "")
 	w.wantGenerated(1)
 
@@ -108,7 +108,7 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 		t.Errorf("got password %q of the uninstalled release", got)
 	}
 	w.wantGenerated(1)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {
 		p.Spec.HelmCharts = nil
 		p.Spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "manifests"}}
@@ -120,7 +120,7 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w.deleteProfile(profile)
 	w.wantGenerated(0)
 
-	profile = w.profile(func(s *configv1beta1.ProfileSpec) {
+	profile = w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		release("left")(s)
 		s.StopMatchingBehavior = configv1beta1.LeavePolicies
 	})
@@ -128,22 +128,22 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w.deleteProfile(profile)
 	w.wantGenerated(1)
 	leaving := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}})
-	w.removeAgentWhenOrdered(cluster)
+	w.confirmAgentRemoval(cluster)
 	leaving.wait(w)
 	w.wantGenerated(0)
 }
 
 func TestDeletedGeneratedValuesAreGeneratedAgain(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	w.profile(w.serveGeneratingChart()("first"))
+	w.createReadyMember("one", w.prodLabels())
+	w.createProfile(w.serveGeneratingChart()("first"))
 	password := w.wantSeen("one", "first", "")
 	secret := w.listGenerated()[0]
 	w.must(w.Delete(w.Context(), &secret))
 	w.eventually("another password", func() error {
 		data, err := w.readSeen("one")
 		if err == nil && data["password"] == password {
-			err = errors.New("it is the same")
+			err = errors.New("the password has not changed")
 		}
 		return err
 	})

@@ -17,12 +17,12 @@ import (
 func (w *world) readSeen(member string) (map[string]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for key, has := range w.has {
-		for _, item := range has.Items {
+	for key, found := range w.deployed {
+		for _, item := range found.Items {
 			for _, obj := range item.Objects {
-				if key == member+" "+has.ID.String() && obj.GetName() == "seen" {
+				if key == member+" "+found.ID.String() && obj.GetName() == "seen" {
 					if !item.Sensitive {
-						return nil, errors.New("the item is not sensitive")
+						return nil, errors.New("item not sensitive")
 					}
 					data, _, err := unstructured.NestedStringMap(obj.Object, "data")
 					return data, err
@@ -51,14 +51,14 @@ func (w *world) wantSeen(member, message, operation string) string {
 	return password
 }
 
-func TestGeneratedValuesStayOnUpgrade(t *testing.T) {
+func TestGeneratedValuesAreStableOnUpgrade(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	w.member("two", w.prod())
+	w.createReadyMember("one", w.prodLabels())
+	w.createReadyMember("two", w.prodLabels())
 	template := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\ndata:\n  password: {{ randAlphaNum 20 }}\n  message: {{ .Values.message }}\n" +
 		"  operation: {{ .Release.Revision }} {{ .Release.IsUpgrade }}\n  looked: \"{{ lookup \"v1\" \"Namespace\" \"\" \"default\" | len }}\"\n"
-	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": template}})
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.Values = "message: first\n" }))
+	address := w.serveCharts(examples.Chart{Files: map[string]string{"templates/seen.yaml": template}})
+	profile := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) { c.Values = "message: first\n" }))
 	one, two := w.wantSeen("one", "first", "1 false"), w.wantSeen("two", "first", "1 false")
 	if len(one) != 20 || one == two {
 		t.Errorf("got passwords %q and %q, want two", one, two)
@@ -76,14 +76,14 @@ func TestGeneratedValuesStayOnUpgrade(t *testing.T) {
 		t.Errorf("got %d Secrets with generated values, want one for each member", len(got))
 	}
 	w.eventually("events", func() error {
-		told := 0
-		for _, event := range w.events(summary) {
+		count := 0
+		for _, event := range w.listEvents(summary) {
 			if strings.HasPrefix(event, "Warning LookupUnanswered") {
-				told++
+				count++
 			}
 		}
-		if told != 1 {
-			return fmt.Errorf("got %d events about lookup, want one: %v", told, w.events(summary))
+		if count != 1 {
+			return fmt.Errorf("got %d events about lookup, want one: %v", count, w.listEvents(summary))
 		}
 		return nil
 	})

@@ -27,12 +27,12 @@ func TestHealth(t *testing.T) {
 	}{
 		"just started":                      {answers: answers, alive: true},
 		"full":                              {answers: answers, full: full, alive: true, ready: true},
-		"the API server is away":            {full: full, after: time.Hour, alive: true},
+		"the API server is down":            {full: full, after: time.Hour, alive: true},
 		"the caches take long":              {answers: answers, after: cacheSyncTimeout / 2, alive: true},
-		"the caches do not fill":            {answers: answers, after: 2 * cacheSyncTimeout},
-		"the API server was away meanwhile": {after: 2 * cacheSyncTimeout, alive: true},
-		"a look is late":                    {answers: answers, full: full, ago: 2 * checkInterval, alive: true, ready: true},
-		"nobody looks":                      {answers: answers, full: full, ago: 2 * maxCheckAge},
+		"the caches do not sync":            {answers: answers, after: 2 * cacheSyncTimeout},
+		"the API server was down meanwhile": {after: 2 * cacheSyncTimeout, alive: true},
+		"a check is late":                   {answers: answers, full: full, ago: 2 * checkInterval, alive: true, ready: true},
+		"no check":                          {answers: answers, full: full, ago: 2 * maxCheckAge},
 		"the lead was renewed":              {answers: answers, full: full, led: true, ago: leaseDuration / 2, alive: true, ready: true},
 		"the lead is not renewed":           {answers: answers, full: full, led: true, ago: 2 * leaseDuration, alive: true, ready: true},
 		"the lead was lost":                 {answers: answers, full: full, led: true, ago: electorDuration + time.Second},
@@ -43,7 +43,7 @@ func TestHealth(t *testing.T) {
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 			h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
 				if !tc.answers {
-					return errors.New("away")
+					return errors.New("down")
 				}
 				return nil
 			}}
@@ -76,22 +76,22 @@ func TestReleasedLeaseIsNotOverdue(t *testing.T) {
 	lead.recordLeaseWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
 	if lead.isOverdue() {
-		t.Error("it counts as lost")
+		t.Error("a released Lease counts as overdue")
 	}
 }
 
-func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
+func TestHealthDetectsAPIServerOutages(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	away := false
+	isDown := false
 	h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
-		if away {
-			return errors.New("away")
+		if isDown {
+			return errors.New("down")
 		}
 		return nil
 	}}
-	// looks runs checks for a time, with a pause after each.
-	looks := func(during, pause time.Duration) {
+	// runChecks runs checks for a time, with a pause after each check.
+	runChecks := func(during, pause time.Duration) {
 		for end := clock.Now().Add(during); clock.Now().Before(end); clock.Step(pause) {
 			h.check(t.Context())
 		}
@@ -99,50 +99,50 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	want := func(what string, want time.Time) {
 		t.Helper()
 		if got := h.availableSince(); !got.Equal(want) {
-			t.Errorf("%s: sees since %s, want %s", what, got.Format(time.TimeOnly), want.Format(time.TimeOnly))
+			t.Errorf("%s: available since %s, want %s", what, got.Format(time.TimeOnly), want.Format(time.TimeOnly))
 		}
 	}
-	want("before the first look", clock.Now())
+	want("before the first check", clock.Now())
 	start := clock.Now()
-	looks(time.Minute, checkInterval)
+	runChecks(time.Minute, checkInterval)
 	want("without an outage", start)
-	looks(time.Minute, checkInterval+checkTimeout)
+	runChecks(time.Minute, checkInterval+checkTimeout)
 	want("slow answers", start)
-	away = true
-	looks(3*time.Minute, checkInterval)
+	isDown = true
+	runChecks(3*time.Minute, checkInterval)
 	want("during an outage", clock.Now())
-	away = false
-	back := clock.Now()
-	looks(time.Minute, checkInterval)
-	want("after the outage", back)
+	isDown = false
+	end := clock.Now()
+	runChecks(time.Minute, checkInterval)
+	want("after the outage", end)
 	clock.Step(time.Minute)
 	want("while the process is stopped", clock.Now())
-	back = clock.Now()
-	looks(time.Minute, checkInterval)
-	want("after the process was stopped", back)
+	end = clock.Now()
+	runChecks(time.Minute, checkInterval)
+	want("after the process was stopped", end)
 }
 
 func TestSingleFailedChecksDoNotHideASilentAgent(t *testing.T) {
 	t.Parallel()
 	for name, fails := range map[string]struct {
-		look func(n int) bool
+		isFailed func(n int) bool
 		// takes is the duration of a failed check.
 		takes time.Duration
 	}{
-		"one look is refused":         {func(n int) bool { return n == 10 }, 0},
-		"one look is not answered":    {func(n int) bool { return n == 10 }, checkTimeout},
-		"each fifth look is refused":  {func(n int) bool { return n%5 == 0 }, 0},
-		"each fifth is not answered":  {func(n int) bool { return n%5 == 0 }, checkTimeout},
-		"each second look is refused": {func(n int) bool { return n%2 == 0 }, 0},
+		"one check is refused":   {func(n int) bool { return n == 10 }, 0},
+		"one check times out":    {func(n int) bool { return n == 10 }, checkTimeout},
+		"each fifth is refused":  {func(n int) bool { return n%5 == 0 }, 0},
+		"each fifth times out":   {func(n int) bool { return n%5 == 0 }, checkTimeout},
+		"each second is refused": {func(n int) bool { return n%2 == 0 }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 			n := 0
 			h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
-				if n++; fails.look(n) {
+				if n++; fails.isFailed(n) {
 					clock.Step(fails.takes)
-					return errors.New("away")
+					return errors.New("down")
 				}
 				clock.Step(time.Duration(n%4) * 100 * time.Millisecond)
 				return nil

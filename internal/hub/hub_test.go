@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// same returns an error with the difference between want and got, nil if they are equal.
-func same[T any](want, got T) error {
+// checkEqual returns an error with the difference between want and got, nil if they are equal.
+func checkEqual[T any](want, got T) error {
 	if diff := cmp.Diff(want, got); diff != "" {
 		return fmt.Errorf("(-want +got):\n%s", diff)
 	}
@@ -31,24 +31,24 @@ func same[T any](want, got T) error {
 
 func TestProfileIsProvisionedAndWithdrawn(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a")+"---\n"+manifest("b"))
-	one := w.member("one", w.prod())
-	w.member("other", map[string]string{"env": "test", "test": w.ns})
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a")+"---\n"+manifest("b"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.createReadyMember("other", map[string]string{"env": "test", "test": w.ns})
+	profile := w.createProfile(nil)
 
 	summary := w.wantProvisioned(profile, "one")
 	if want := profile.Name + "-sveltos-one"; summary.Name != want {
 		t.Errorf("summary is named %s, want %s", summary.Name, want)
 	}
 	wantKinds := []libv1beta1.FeatureDeploymentInfo{{FeatureID: libv1beta1.FeatureResources, DeployedGroupVersionKind: []string{"ConfigMap.v1."}}}
-	if err := same(wantKinds, summary.Status.DeployedGVKs); err != nil {
+	if err := checkEqual(wantKinds, summary.Status.DeployedGVKs); err != nil {
 		t.Errorf("deployedGVKs %v", err)
 	}
 	if got := summary.Status.Dependencies; got == nil || *got != "no dependencies" {
 		t.Errorf("dependencies = %v", got)
 	}
 	w.eventually("event", func() error {
-		return same([]string{"Normal Sveltos Feature: Resources deployed to cluster Sveltos " + w.ns + "/one"}, w.events(summary))
+		return checkEqual([]string{"Normal Sveltos Feature: Resources deployed to cluster Sveltos " + w.ns + "/one"}, w.listEvents(summary))
 	})
 	w.eventually("inventory", func() error {
 		inventory := &configv1beta1.ClusterConfiguration{}
@@ -57,53 +57,53 @@ func TestProfileIsProvisionedAndWithdrawn(t *testing.T) {
 		}
 		feature, ok := status.FindDeployedFeature(inventory.Status, configv1beta1.ClusterProfileKind, profile.GetName(), libv1beta1.FeatureResources)
 		if !ok {
-			return errors.New("it is not written yet")
+			return errors.New("no deployed object yet")
 		}
 		var names []string
 		for _, resource := range feature.Resources {
 			names = append(names, resource.Kind+" "+resource.Name)
 		}
-		return same([]string{"ConfigMap a", "ConfigMap b"}, names)
+		return checkEqual([]string{"ConfigMap a", "ConfigMap b"}, names)
 	})
 	w.eventually("matchingClusters", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
 			return err
 		}
-		return same(1, len(profile.Status.MatchingClusters))
+		return checkEqual(1, len(profile.Status.MatchingClusters))
 	})
 
-	// The member no longer matches.
+	// The member does not match any more.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
 	w.wantNoSummary(profile, "one")
 	if got := w.refs("one", "Resources"); got != nil {
-		t.Errorf("one still has %v", got)
+		t.Errorf("objects on one: got %v, want none", got)
 	}
-	w.eventually("inventory goes", func() error {
+	w.eventually("deletion of the inventory", func() error {
 		err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, &configv1beta1.ClusterConfiguration{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", err)
+			return fmt.Errorf("got error %w, want not found", err)
 		}
 		return nil
 	})
 }
 
-func TestChangedContentIsDeliveredWithoutTouchingTheProfile(t *testing.T) {
+func TestChangedContentIsDeliveredWithoutProfileChange(t *testing.T) {
 	w := newWorld(t)
-	cm := w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
-	w.eventually("new content", func() error { return same([]string{"ConfigMap default/b"}, w.refs("one", "Resources")) })
+	w.eventually("new content", func() error { return checkEqual([]string{"ConfigMap default/b"}, w.refs("one", "Resources")) })
 	w.wantProvisioned(profile, "one")
 }
 
-func TestSummariesAreFoundByOwnerNotByName(t *testing.T) {
+func TestSummariesAreFoundByOwner(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("c", w.prod())
-	w.member("x-sveltos-c", w.prod())
-	first := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("c", w.prodLabels())
+	w.createReadyMember("x-sveltos-c", w.prodLabels())
+	first := w.createProfile(nil)
 	w.wantProvisioned(first, "x-sveltos-c")
 	second := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: first.Name + "-sveltos-x"}, Spec: *first.Spec.DeepCopy()}
 	w.create(second)
@@ -118,9 +118,9 @@ func TestSummariesAreFoundByOwnerNotByName(t *testing.T) {
 
 func TestUnsupportedFieldIsReported(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {
@@ -135,7 +135,7 @@ func TestUnsupportedFieldIsReported(t *testing.T) {
 		t.Errorf("failureMessage = %q, want %q", summary.Status.FailureMessage, message)
 	}
 	w.eventually("event", func() error {
-		if all := w.events(summary); !slices.Contains(all, "Warning FailedNonRetriable "+message) {
+		if all := w.listEvents(summary); !slices.Contains(all, "Warning FailedNonRetriable "+message) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil
@@ -146,23 +146,23 @@ func TestUnsupportedFieldIsReported(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
 			return err
 		}
-		return errors.Join(same(message, profile.Status.SuspensionReason), same(0, len(profile.Status.MatchingClusters)))
+		return errors.Join(checkEqual(message, profile.Status.SuspensionReason), checkEqual(0, len(profile.Status.MatchingClusters)))
 	})
 	if got := w.withdrawals(); got != nil {
 		t.Errorf("withdrawn: %v", got)
 	}
-	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
-		t.Errorf("one has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("objects on one: %v", err)
 	}
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.Reloader = false })
 	w.wantNoSummary(profile, "one")
 }
 
-func TestInvalidContentChangesNothing(t *testing.T) {
+func TestInvalidContentIsNotDeployed(t *testing.T) {
 	w := newWorld(t)
-	cm := w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = "a: [" })
@@ -172,20 +172,20 @@ func TestInvalidContentChangesNothing(t *testing.T) {
 
 	w.must(w.Delete(t.Context(), cm))
 	w.eventually("missing reference", func() error { return w.checkFailure(profile, "Failed", "ConfigMap "+w.ns+"/manifests does not exist") })
-	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
-		t.Errorf("one has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("objects on one: %v", err)
 	}
-	w.configMap("manifests", manifest("b"))
+	w.createConfigMap("manifests", manifest("b"))
 	w.wantProvisioned(profile, "one")
-	if err := same([]string{"ConfigMap default/b"}, w.refs("one", "Resources")); err != nil {
-		t.Errorf("one has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/b"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("objects on one: %v", err)
 	}
 }
 
-// checkFailure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that
-// has the message.
+// checkFailure returns nil if the Resources feature of profile on "one" has this status and message, and an event has
+// the message.
 func (w *world) checkFailure(profile client.Object, status, message string) error {
-	summary, err := w.summary(profile, "one")
+	summary, err := w.getSummary(profile, "one")
 	if err != nil {
 		return err
 	}
@@ -196,16 +196,16 @@ func (w *world) checkFailure(profile client.Object, status, message string) erro
 	if string(feature.Status) != status || !strings.Contains(feature.FailureMessage, message) {
 		return fmt.Errorf("feature is %s %q, want %s %q", feature.Status, feature.FailureMessage, status, message)
 	}
-	if all := w.events(summary); !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, "Warning ") && strings.Contains(e, message) }) {
+	if all := w.listEvents(summary); !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, "Warning ") && strings.Contains(e, message) }) {
 		return fmt.Errorf("events are %q, want one with %q", all, message)
 	}
 	return nil
 }
 
-func TestFailureOfTheMemberIsReportedAndRetried(t *testing.T) {
+func TestMemberFailureIsReportedAndRetried(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
 	refused := errors.New("converge: ConfigMap default/a: no room")
 	w.set(func(m *fakeTransport) {
 		m.answer = func(_ bundle.Bundle, r *bundle.Report) error {
@@ -213,7 +213,7 @@ func TestFailureOfTheMemberIsReportedAndRetried(t *testing.T) {
 			return refused
 		}
 	})
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	w.eventually("failure", func() error { return w.checkFailure(profile, "Failed", "ConfigMap default/a: no room") })
 	w.set(func(m *fakeTransport) { m.answer = nil })
 	summary := w.wantProvisioned(profile, "one")
@@ -226,13 +226,13 @@ func TestDeletionWithdrawsOrOrphans(t *testing.T) {
 	for behavior, leave := range map[configv1beta1.StopMatchingBehavior]bool{configv1beta1.WithdrawPolicies: false, configv1beta1.LeavePolicies: true} {
 		t.Run(string(behavior), func(t *testing.T) {
 			w := newWorld(t)
-			w.configMap("manifests", manifest("a"))
-			w.member("one", w.prod())
-			profile := w.profile(nil)
+			w.createConfigMap("manifests", manifest("a"))
+			w.createReadyMember("one", w.prodLabels())
+			profile := w.createProfile(nil)
 			summary := w.wantProvisioned(profile, "one")
-			held := errors.New("not now")
-			w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, held } })
-			// The summary must have it, although nothing else changes before the profile is deleted.
+			refused := errors.New("not now")
+			w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, refused } })
+			// The hub must copy the behavior to the summary before the deletion of the profile.
 			update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.StopMatchingBehavior = behavior })
 			w.must(w.Delete(t.Context(), profile))
 
@@ -242,25 +242,25 @@ func TestDeletionWithdrawsOrOrphans(t *testing.T) {
 			}
 			w.set(func(m *fakeTransport) { m.refuse = nil })
 			w.wantNoSummary(profile, "one")
-			w.eventually("profile goes", func() error {
+			w.eventually("deletion of the profile", func() error {
 				if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); !apierrors.IsNotFound(err) {
-					return fmt.Errorf("it is there: %w", err)
+					return fmt.Errorf("got error %w, want not found", err)
 				}
 				return nil
 			})
 			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Orphan: leave}}
-			if err := same(want, w.withdrawals()); err != nil {
+			if err := checkEqual(want, w.withdrawals()); err != nil {
 				t.Errorf("withdrawals %v", err)
 			}
 		})
 	}
 }
 
-func TestRemovedClusterBlocksNothing(t *testing.T) {
+func TestProfileCanBeDeletedAfterClusterRemoval(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	summary := w.wantProvisioned(profile, "one")
 	// A user removes the finalizer of the hub.
 	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
@@ -269,7 +269,7 @@ func TestRemovedClusterBlocksNothing(t *testing.T) {
 	w.wantNoSummary(profile, "one")
 	w.eventually("event", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one does not exist; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
-		if all := w.events(summary); !slices.Contains(all, want) {
+		if all := w.listEvents(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil
@@ -281,23 +281,23 @@ func TestRemovedClusterBlocksNothing(t *testing.T) {
 
 func TestRemovedFeatureIsWithdrawn(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.PolicyRefs = nil })
 	summary := w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved})
 	if len(summary.Status.DeployedGVKs) > 0 || w.refs("one", "Resources") != nil {
-		t.Errorf("left: %v, %v", summary.Status.DeployedGVKs, w.refs("one", "Resources"))
+		t.Errorf("left objects: %v, %v", summary.Status.DeployedGVKs, w.refs("one", "Resources"))
 	}
 }
 
 func TestOneTimeIsDeployedOnce(t *testing.T) {
 	w := newWorld(t)
-	cm := w.configMap("manifests", manifest("a"))
-	w.configMap("others", manifest("other"))
-	w.member("one", w.prod())
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.SyncMode = configv1beta1.SyncModeOneTime })
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.createConfigMap("others", manifest("other"))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) { s.SyncMode = configv1beta1.SyncModeOneTime })
 	w.wantProvisioned(profile, "one")
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {
@@ -305,28 +305,28 @@ func TestOneTimeIsDeployedOnce(t *testing.T) {
 		p.Spec.StopMatchingBehavior = configv1beta1.LeavePolicies
 	})
 	// The second member shows that the hub has seen the change.
-	w.member("two", w.prod())
+	w.createReadyMember("two", w.prodLabels())
 	w.wantProvisioned(profile, "two")
-	if err := same([]string{"ConfigMap default/other"}, w.refs("two", "Resources")); err != nil {
-		t.Errorf("two has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/other"}, w.refs("two", "Resources")); err != nil {
+		t.Errorf("objects on two: %v", err)
 	}
 	w.eventually("stopMatchingBehavior", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
 		spec := summary.Spec.ClusterProfileSpec
-		return errors.Join(same(configv1beta1.LeavePolicies, spec.StopMatchingBehavior), same("manifests", spec.PolicyRefs[0].Name))
+		return errors.Join(checkEqual(configv1beta1.LeavePolicies, spec.StopMatchingBehavior), checkEqual("manifests", spec.PolicyRefs[0].Name))
 	})
-	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
-		t.Errorf("one has %v", err)
+	if err := checkEqual([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
+		t.Errorf("objects on one: %v", err)
 	}
 }
 
 func TestProfileStaysInItsNamespace(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
 	profile := &configv1beta1.Profile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p"},
 		Spec: configv1beta1.ProfileSpec{
@@ -343,17 +343,17 @@ func TestProfileStaysInItsNamespace(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
 			return err
 		}
-		return same(1, len(profile.Status.MatchingClusters))
+		return checkEqual(1, len(profile.Status.MatchingClusters))
 	})
 	w.must(w.Delete(t.Context(), profile))
 	w.wantNoSummary(profile, "one")
 }
 
-func TestGates(t *testing.T) {
+func TestPausedOrUnreadyClusterGetsNoChanges(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	one := w.createMember("one", nil)
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		s.ClusterRefs = []corev1.ObjectReference{{Kind: "SveltosCluster", APIVersion: "lib.projectsveltos.io/v1beta1", Namespace: w.ns, Name: "one"}}
 	})
 	failed := configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready"}
@@ -363,11 +363,11 @@ func TestGates(t *testing.T) {
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = true })
 	w.setReady(one)
 	w.eventually("suspended", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
-		return same("cluster "+w.ns+"/one is paused", summary.Status.SuspensionReason)
+		return checkEqual("cluster "+w.ns+"/one is paused", summary.Status.SuspensionReason)
 	})
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = false })
 	w.wantProvisioned(profile, "one")
@@ -377,11 +377,11 @@ func TestGates(t *testing.T) {
 		p.Spec.PolicyRefs = nil
 	})
 	w.eventually("paused", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
-		return same("the profile is paused", summary.Status.SuspensionReason)
+		return checkEqual("the profile is paused", summary.Status.SuspensionReason)
 	})
 	if got := w.withdrawals(); got != nil {
 		t.Errorf("withdrawn: %v", got)
@@ -392,15 +392,15 @@ func TestGates(t *testing.T) {
 
 func TestPullMembersAreCounted(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	for _, name := range []string{"one", "two"} {
-		w.member(name, w.prod())
+		w.createReadyMember(name, w.prodLabels())
 	}
 	// The hub has handled both changes when this summary is provisioned.
-	seen := w.profile(nil)
+	seen := w.createProfile(nil)
 	w.wantProvisioned(seen, "one")
 	w.wantProvisioned(seen, "two")
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	for _, name := range []string{"one", "two"} {
 		summary := w.wantProvisioned(profile, name)
 		if got := match.PullMembers(summary); got != 2 {

@@ -37,8 +37,8 @@ func (w *world) loseInventories() {
 	}
 }
 
-// releaseRecords lists the records of release hello as "version status".
-func (w *world) releaseRecords() ([]string, error) {
+// listReleaseRecords lists the records of release hello as "version status".
+func (w *world) listReleaseRecords() ([]string, error) {
 	var secrets corev1.SecretList
 	err := w.List(w.Context(), &secrets, client.InNamespace("hello"), client.MatchingLabels{"owner": "helm", "name": "hello"})
 	var all []string
@@ -59,7 +59,7 @@ func (w *world) liveSeen() (*corev1.ConfigMap, error) {
 func (w *world) wantRelease(what string, records []string, data map[string]string) {
 	w.Helper()
 	w.eventually(what, func() error {
-		got, err := w.releaseRecords()
+		got, err := w.listReleaseRecords()
 		if err != nil {
 			return err
 		}
@@ -70,21 +70,21 @@ func (w *world) wantRelease(what string, records []string, data map[string]strin
 		if diff := cmp.Diff(data, seen.Data); diff != "" {
 			return fmt.Errorf("data (-want +got):\n%s", diff)
 		}
-		return same(records, got)
+		return checkEqual(records, got)
 	})
 }
 
-// TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost loses the inventory while no hub runs, then while one runs.
-// The chart reads the revision, so that another revision would also change its objects.
-func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
+// TestReleaseStaysWhileInventoryOfPushMemberIsLost deletes the inventory while no hub runs, then while a hub runs.
+// The chart uses the revision, so another revision also changes its objects.
+func TestReleaseStaysWhileInventoryOfPushMemberIsLost(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	options := hub.Options{CacheDir: t.TempDir()}
 	stop := w.start(w.plane.Config, options)
-	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
+	address := w.serveCharts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
 		"data:\n  password: {{ randAlphaNum 20 }}\n  message: {{ .Values.message }}\n  operation: {{ .Release.Revision }} {{ .Release.IsUpgrade }}\n"}})
-	w.pushMember("one")
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.Values = "message: first\n" }))
+	w.registerPushMember("one")
+	profile := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) { c.Values = "message: first\n" }))
 	provisioned := func() {
 		t.Helper()
 		w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
@@ -101,7 +101,7 @@ func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 		w.wantRelease("upgrade to "+message, []string{fmt.Sprintf("%d superseded", revision-1), fmt.Sprintf("%d deployed", revision)}, want)
 		provisioned()
 	}
-	// drift changes and deletes an object, and waits for its correction.
+	// drift changes and deletes an object, and waits for the correction.
 	drift := func(when string, records []string) {
 		t.Helper()
 		update(w, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "hello", Name: "seen"}}, func(cm *corev1.ConfigMap) {
@@ -142,9 +142,9 @@ func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 	records = []string{"2 superseded", "3 deployed"}
 	w.loseInventories()
 	drift("lost with a hub", records)
-	summary, err := w.summary(profile, "one")
+	summary, err := w.getSummary(profile, "one")
 	w.must(err)
-	touch(w, profile, summary, "lost")
+	annotateProfile(w, profile, summary, "lost")
 	w.wantRelease("the profile was touched", records, want)
 	stop()
 	w.start(w.plane.Config, options)
@@ -155,8 +155,8 @@ func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 	w.must(w.Delete(t.Context(), profile))
 	w.wantNoSummary(profile, "one")
 	w.eventually("uninstallation", func() error {
-		records, err := w.releaseRecords()
-		return errors.Join(err, same(nil, records), w.checkNotFound(&corev1.ConfigMap{}, "hello", "seen"))
+		records, err := w.listReleaseRecords()
+		return errors.Join(err, checkEqual(nil, records), w.checkNotFound(&corev1.ConfigMap{}, "hello", "seen"))
 	})
 	if left := w.listInventories(); len(left) > 0 {
 		t.Errorf("%d inventories are left", len(left))

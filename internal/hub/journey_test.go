@@ -24,11 +24,11 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// newPrivateWorld returns a world on a control plane of its own, without a hub.
+// newPrivateWorld returns a world on its own control plane, without a hub.
 func newPrivateWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
-	return worldOn(t, localkube.ForTest(t, localkube.Named("real")))
+	return newWorldOn(t, localkube.ForTest(t, localkube.Named("real")))
 }
 
 // start starts a hub with the default transports. stop can be called more than once.
@@ -60,12 +60,12 @@ func TestChartIsDeployedOnTheHubItself(t *testing.T) {
 			return err
 		}
 		if !self.Status.Ready || self.Status.ConnectionStatus != libv1beta1.ConnectionHealthy || self.Labels["sveltos-agent"] != "present" || len(self.Status.APIVersions) == 0 {
-			return fmt.Errorf("it is %v %+v", self.Labels, self.Status.ConnectionStatus)
+			return fmt.Errorf("its labels are %v, its connection is %+v", self.Labels, self.Status.ConnectionStatus)
 		}
 		return nil
 	})
-	w.configMap("manifests", manifest("plain"))
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
+	w.createConfigMap("manifests", manifest("plain"))
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		s.ClusterSelector.MatchLabels = map[string]string{"sveltos-agent": "present"}
 		s.HelmCharts = []configv1beta1.HelmChart{{
 			RepositoryURL: server.URL, RepositoryName: "examples", ChartName: "examples/hello", ChartVersion: "v0.1.0",
@@ -81,7 +81,7 @@ func TestChartIsDeployedOnTheHubItself(t *testing.T) {
 		for _, f := range summary.Status.FeatureSummaries {
 			states = append(states, fmt.Sprintf("%s %s %s", f.FeatureID, f.Status, f.FailureMessage))
 		}
-		return same([]string{"Resources Provisioned ", "Helm Provisioned "}, states)
+		return checkEqual([]string{"Resources Provisioned ", "Helm Provisioned "}, states)
 	})
 	if got := summary.Status.HelmReleaseSummaries; len(got) != 1 || got[0].Status != configv1beta1.HelmChartStatusManaging || got[0].ChartVersion != "0.1.0" {
 		t.Errorf("helmReleaseSummaries = %+v", got)
@@ -106,13 +106,13 @@ func TestChartIsDeployedOnTheHubItself(t *testing.T) {
 		return nil
 	})
 
-	// A deleted object is created again, without a new delivery.
+	// The hub creates a deleted object again, without a new delivery.
 	w.must(w.Delete(t.Context(), deployment))
-	w.eventually("the deployment is healed", func() error {
+	w.eventually("correction of the Deployment", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: "hello", Name: "hello"}, &appsv1.Deployment{})
 	})
 	w.must(w.Delete(t.Context(), profile))
-	w.eventually("everything goes", func() error {
+	w.eventually("deletion of all objects", func() error {
 		return errors.Join(
 			w.checkNotFound(&appsv1.Deployment{}, "hello", "hello"), w.checkNotFound(&corev1.ConfigMap{}, "default", "plain"),
 			w.checkNotFound(profile, "", profile.Name), w.checkNotFound(inventory, "mgmt", "sveltos--mgmt"),
@@ -122,13 +122,13 @@ func TestChartIsDeployedOnTheHubItself(t *testing.T) {
 
 func (w *world) checkNotFound(obj client.Object, namespace, name string) error {
 	if err := w.Get(w.Context(), client.ObjectKey{Namespace: namespace, Name: name}, obj); !apierrors.IsNotFound(err) {
-		return fmt.Errorf("%T %s/%s is there: %w", obj, namespace, name, err)
+		return fmt.Errorf("%T %s/%s: got error %w, want not found", obj, namespace, name, err)
 	}
 	return nil
 }
 
-// group waits for the one group in the test's namespace with the given action.
-func (w *world) group(action libv1beta1.Action) *libv1beta1.ConfigurationGroup {
+// awaitGroup waits until the test's namespace has one group, with the given action, and returns it.
+func (w *world) awaitGroup(action libv1beta1.Action) *libv1beta1.ConfigurationGroup {
 	w.Helper()
 	var list libv1beta1.ConfigurationGroupList
 	w.eventually("group to "+string(action), func() error {
@@ -154,16 +154,16 @@ func (w *world) reportGroup(group *libv1beta1.ConfigurationGroup, status libv1be
 	w.must(w.Status().Patch(context.WithoutCancel(w.Context()), group, client.MergeFrom(before)))
 }
 
-func (w *world) bundles() int {
+func (w *world) countBundles() int {
 	w.Helper()
 	var list libv1beta1.ConfigurationBundleList
 	w.must(w.List(w.Context(), &list))
 	return len(list.Items)
 }
 
-// installed applies config/hub.yaml, without the rights to deploy to the hub's own cluster, and returns the client
+// installHub applies config/hub.yaml, without the permissions to deploy to the hub's own cluster, and returns the client
 // configuration of the hub's ServiceAccount.
-func (w *world) installed() *rest.Config {
+func (w *world) installHub() *rest.Config {
 	w.Helper()
 	raw, err := os.ReadFile("../../config/hub.yaml")
 	w.must(err)
@@ -182,20 +182,20 @@ func (w *world) installed() *rest.Config {
 	return config
 }
 
-// TestHubContinuesAfterARestart runs the hub with no more rights than it has when it is installed.
-func TestHubContinuesAfterARestart(t *testing.T) {
+// TestHubContinuesAfterRestart runs the hub with the permissions of config/hub.yaml.
+func TestHubContinuesAfterRestart(t *testing.T) {
 	w := newPrivateWorld(t)
-	config := w.installed()
+	config := w.installHub()
 	opts := hub.Options{InstallCRDs: true, LeaderElection: true, CacheDir: t.TempDir()}
 	stop := w.start(config, opts)
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
-	w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createProfile(nil)
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioning})
-	group := w.group(libv1beta1.ActionDeploy)
-	if w.bundles() != 1 {
-		t.Errorf("%d bundles, want 1", w.bundles())
+	group := w.awaitGroup(libv1beta1.ActionDeploy)
+	if w.countBundles() != 1 {
+		t.Errorf("%d bundles, want 1", w.countBundles())
 	}
 
 	// The agent finishes while no hub runs.
@@ -203,13 +203,13 @@ func TestHubContinuesAfterARestart(t *testing.T) {
 	w.reportGroup(group, libv1beta1.FeatureStatusProvisioned)
 	stop = w.start(config, opts)
 	w.wantProvisioned(profile, "one")
-	w.eventually("bundles are swept", func() error { return same(0, w.bundles()) })
+	w.eventually("bundles are swept", func() error { return checkEqual(0, w.countBundles()) })
 
 	// The profile is deleted while no hub runs.
 	stop()
 	w.must(w.Delete(t.Context(), profile))
 	stop = w.start(config, opts)
-	group = w.group(libv1beta1.ActionRemove)
+	group = w.awaitGroup(libv1beta1.ActionRemove)
 	stop()
 	w.reportGroup(group, libv1beta1.FeatureStatusRemoved)
 	w.start(config, opts)

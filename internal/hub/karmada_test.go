@@ -30,7 +30,7 @@ func (w *world) registerPushCluster(name string, member *world, endpoint string)
 	w.Helper()
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
-		Data:       map[string][]byte{"token": []byte(member.token("hub", "cluster-admin")), "caBundle": member.plane.Config.CAData},
+		Data:       map[string][]byte{"token": []byte(member.createToken("hub", "cluster-admin")), "caBundle": member.plane.Config.CAData},
 	})
 	return w.createReadyCluster(name, clusterv1alpha1.ClusterSpec{
 		ID: member.kubeSystemUID(), SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint,
@@ -45,7 +45,7 @@ func (w *world) createReadyCluster(name string, spec clusterv1alpha1.ClusterSpec
 	w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}})))
 	cluster := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: w.prod(), Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: w.kubeSystemUID()},
+			Name: name, Labels: w.prodLabels(), Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: w.kubeSystemUID()},
 		},
 		Spec: spec,
 	}
@@ -94,32 +94,32 @@ func (w *world) wantState(profile *configv1beta1.ClusterProfile, cluster string,
 func TestProfileIsDeployedAndWithdrawnOnAPushCluster(t *testing.T) {
 	t.Parallel()
 	planes := localkube.SeveralForTest(t, []string{"hub", "member"})
-	w, member := worldOn(t, planes[0]), worldOn(t, planes[1])
+	w, member := newWorldOn(t, planes[0]), newWorldOn(t, planes[1])
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	opts := hub.Options{CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t)}
 	w.start(w.plane.Config, opts)
-	cm := w.configMap("manifests", "")
+	cm := w.createConfigMap("manifests", "")
 	update(w, cm, func(cm *corev1.ConfigMap) {
 		cm.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
 		cm.Data["content"] = manifest(`{{ printf "a-%s-%s-%s" .Cluster.metadata.name .Cluster.spec.syncMode .Cluster.kind | lower }}`)
 	})
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	line := newTCPProxy(w, strings.TrimPrefix(member.plane.Config.Host, "https://"))
 	one := w.registerPushCluster("one", member, "https://"+line.Addr().String())
 
 	summary := w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
 	if summary.Spec.ClusterType != libv1beta1.ClusterTypeKarmada || summary.Spec.ClusterNamespace != "karmada-es-one" || summary.Labels[libv1beta1.ClusterTypeLabel] != "Karmada" {
-		t.Errorf("the summary is about %+v, %v", summary.Spec.ClusterType, summary.Labels)
+		t.Errorf("the summary has cluster type %+v and labels %v", summary.Spec.ClusterType, summary.Labels)
 	}
 	deployed := &corev1.ConfigMap{}
 	w.must(member.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a-one-push-cluster"}, deployed))
 	if deployed.Annotations[kube.AnnotationHub] != w.kubeSystemUID() || deployed.Annotations[kube.AnnotationScope] != string(one.UID) {
-		t.Errorf("it is marked %v", deployed.Annotations)
+		t.Errorf("its annotations are %v", deployed.Annotations)
 	}
 	w.wantListed(profile, "one")
 	w.wantSeries(opts, profile)
 	w.must(member.Delete(t.Context(), deployed))
-	member.eventually("it is healed", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
+	member.eventually("correction of the object", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
 
 	update(w, one, func(c *clusterv1alpha1.Cluster) { delete(c.Labels, "env") })
 	w.eventually("it is withdrawn", func() error {
@@ -128,23 +128,23 @@ func TestProfileIsDeployedAndWithdrawnOnAPushCluster(t *testing.T) {
 	update(w, one, func(c *clusterv1alpha1.Cluster) { c.Labels["env"] = "prod" })
 	w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
 
-	t.Run("and is healed with a new token", func(t *testing.T) {
+	t.Run("corrects drift with a new token", func(t *testing.T) {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
-		update(w, secret, func(s *corev1.Secret) { s.Data["token"] = []byte(member.token("new", "cluster-admin")) })
+		update(w, secret, func(s *corev1.Secret) { s.Data["token"] = []byte(member.createToken("new", "cluster-admin")) })
 		w.must(member.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: member.ns, Name: "hub"}}))
 		// Open connections would keep the old token.
 		line.cut()
 		w.must(member.Delete(t.Context(), deployed))
-		w.eventually("it is healed", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
+		w.eventually("correction of the object", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
 	})
-	t.Run("and is left behind by force", func(t *testing.T) {
+	t.Run("leaves the objects by force", func(t *testing.T) {
 		update(w, one, func(c *clusterv1alpha1.Cluster) {
 			c.Spec.APIEndpoint = "https://127.0.0.1:1"
 			c.Annotations[kube.AnnotationDeregister] = kube.DeregisterForce
 		})
 		w.must(w.Delete(t.Context(), one))
-		w.eventually("the summary goes", func() error {
-			// The Cluster may be deleted already, and a controller may have written its status first.
+		w.eventually("deletion of the summary", func() error {
+			// The Cluster may already be deleted, and a controller may have written its status before.
 			_ = w.patchReady(one, metav1.ConditionFalse)
 			return w.checkNotFound(summary, summary.Namespace, summary.Name)
 		})
@@ -189,7 +189,7 @@ func newTCPProxy(w *world, to string) *tcpProxy {
 	return l
 }
 
-// cut ends all connections; new ones can be made.
+// cut closes all connections. The proxy accepts new connections.
 func (l *tcpProxy) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +202,7 @@ func (l *tcpProxy) cut() {
 // wantSeries waits until the metrics have the series of the Cluster one, with the right type.
 func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfile) {
 	w.Helper()
-	reader := w.token("reader", "cluster-admin")
+	reader := w.createToken("reader", "cluster-admin")
 	cluster := `cluster_name="one",cluster_namespace="karmada-es-one",cluster_type="Karmada"`
 	of := `profile_kind="ClusterProfile",profile_name="` + profile.Name + `",profile_namespace=""`
 	w.eventually("series", func() error {
@@ -225,24 +225,24 @@ func TestProfileIsDeliveredToTheExecutionNamespaceOfAPullCluster(t *testing.T) {
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	opts := hub.Options{CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t)}
 	w.start(w.plane.Config, opts)
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	// A SveltosCluster of the same name, and another one in an execution namespace.
-	w.member("two", w.prod())
+	w.createReadyMember("two", w.prodLabels())
 	two := w.createReadyCluster("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
 	now := metav1.NowMicro()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}}
-	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), lease))) // the hub can be first
+	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), lease))) // the hub may have created the Lease
 	update(w, lease, func(l *coordinationv1.Lease) { l.Spec.RenewTime = &now })
 	unrelated := &libv1beta1.SveltosCluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prod()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prodLabels()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
 	w.create(unrelated)
 	w.wantHeartbeat(opts, "two", now.Time)
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	w.wantState(profile, "two", libv1beta1.FeatureStatusProvisioning)
 	var groups libv1beta1.ConfigurationGroupList
 	w.eventually("group", func() error {
-		return errors.Join(w.List(t.Context(), &groups, client.InNamespace("karmada-es-two")), same(1, len(groups.Items)))
+		return errors.Join(w.List(t.Context(), &groups, client.InNamespace("karmada-es-two")), checkEqual(1, len(groups.Items)))
 	})
 	group := &groups.Items[0]
 	if group.Labels[libv1beta1.PullClusterNameLabel] != "two" || group.Spec.SourceRef.Namespace != "karmada-es-two" {
@@ -253,25 +253,25 @@ func TestProfileIsDeliveredToTheExecutionNamespaceOfAPullCluster(t *testing.T) {
 	})
 
 	update(w, two, func(c *clusterv1alpha1.Cluster) { delete(c.Labels, "env") })
-	w.eventually("its agent is told to remove it", func() error {
+	w.eventually("request to the agent to remove the objects", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(group), group); err != nil {
 			return err
 		}
-		return same(libv1beta1.ActionRemove, group.Spec.Action)
+		return checkEqual(libv1beta1.ActionRemove, group.Spec.Action)
 	})
-	if _, err := w.summary(profile, "two"); err != nil {
+	if _, err := w.getSummary(profile, "two"); err != nil {
 		t.Errorf("the SveltosCluster of the same name: %v", err)
 	}
 }
 
-// wantHeartbeat renews the Lease of a Cluster, and waits until the metrics have the heartbeat.
+// wantHeartbeat renews the Lease of a Cluster, and waits until the metrics have the time of the heartbeat.
 func (w *world) wantHeartbeat(opts hub.Options, cluster string, at time.Time) {
 	w.Helper()
-	reader := w.token("reader", "cluster-admin")
+	reader := w.createToken("reader", "cluster-admin")
 	series := fmt.Sprintf(`projectsveltos_agent_last_heartbeat_timestamp_seconds{cluster_name=%q,cluster_namespace="karmada-es-%s",cluster_type="Karmada"} %g`,
 		cluster, cluster, float64(at.Unix()))
 	w.eventually("heartbeat of "+cluster, func() error {
-		// The hub may replace a Lease that it does not know.
+		// The hub may replace the Lease that the test created.
 		lease := &coordinationv1.Lease{}
 		if err := w.Get(w.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(cluster), Name: cluster}, lease); err != nil {
 			return err

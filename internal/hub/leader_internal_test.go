@@ -37,7 +37,7 @@ func canWrite(t *leaseTracker) bool {
 	return t.canWrite()
 }
 
-// TestLostLeadershipIsNotAcquiredAgain lets another hub become the leader and end, while this one cannot renew its
+// TestLostLeadershipIsNotAcquiredAgain makes another hub the leader for some time, while this hub cannot renew its
 // Lease. The controllers of this process must not continue.
 func TestLostLeadershipIsNotAcquiredAgain(t *testing.T) {
 	t.Parallel()
@@ -63,7 +63,7 @@ func TestLostLeadershipIsNotAcquiredAgain(t *testing.T) {
 		t.Error("a hub that has not renewed its Lease can write")
 	}
 	if err := acquire(); err != nil || !canWrite(tracker) {
-		t.Errorf("renew the Lease, which nobody else has acquired: %v, can write: %t", err, canWrite(tracker))
+		t.Errorf("renew the Lease, which no other hub has acquired: %v, can write: %t", err, canWrite(tracker))
 	}
 	stored.record.HolderIdentity = ""
 	if err := acquire(); !errors.Is(err, errLeadershipLost) {
@@ -74,7 +74,7 @@ func TestLostLeadershipIsNotAcquiredAgain(t *testing.T) {
 	}
 }
 
-// TestReleasedLeaderWritesNothing lets a hub release its Lease: another hub can be the leader at once.
+// TestReleasedLeaderWritesNothing releases the Lease of a hub: another hub can be the leader at once.
 func TestReleasedLeaderWritesNothing(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
@@ -98,7 +98,7 @@ func (dialer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, request.Context().Err()
 }
 
-// TestUnsentWritesAreCanceled lets requests wait for their connections. A write must not be sent when another hub can
+// TestUnsentWritesAreCanceled sends requests that wait for a connection. A write must not be sent when another hub can
 // be the leader.
 func TestUnsentWritesAreCanceled(t *testing.T) {
 	t.Parallel()
@@ -135,7 +135,7 @@ func TestUnsentWritesAreCanceled(t *testing.T) {
 	}
 }
 
-// dial sends a request by a dialer, and returns a channel with its error.
+// dial sends a request through a dialer, and returns a channel with its error.
 func dial(t *testing.T, tracker *leaseTracker, method string) <-chan error {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, "https://hub", nil)

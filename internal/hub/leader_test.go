@@ -19,34 +19,35 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// shortOutage is how long the API server can be away without a change of the leader. leaseEnd is more than the duration
-// of the Lease. lostLeadLimit is how long a hub may run after another one is the leader: half of the time for renewals.
+// shortOutage is the duration of an outage of the API server that must not change the leader. leaseEnd is more than the
+// duration of the Lease. lostLeadLimit is the maximum time that a hub runs after another hub is the leader: half of the
+// time for renewals.
 const (
 	shortOutage   = 20 * time.Second
 	leaseEnd      = 12 * time.Second
 	lostLeadLimit = 20 * time.Second
 )
 
-// TestShortOutageDoesNotEndLeadership cuts the leader off from its API server for shortOutage. It stays the leader, so
+// TestShortOutageKeepsLeadership cuts the leader off from its API server for shortOutage. It stays the leader, so
 // it does not start again with empty caches.
-func TestShortOutageDoesNotEndLeadership(t *testing.T) {
+func TestShortOutageKeepsLeadership(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	config, cut := cuttable(w.plane.Config)
+	config, cut := withCutSwitch(w.plane.Config)
 	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: t.TempDir()})
-	cm := w.configMap("manifests", manifest("a"))
-	w.pushMember("one")
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.registerPushMember("one")
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	before := w.leaderLease()
 
 	cut.Store(true)
-	pass(t, shortOutage)
+	waitFor(t, shortOutage)
 	during := w.leaderLease()
 	cut.Store(false)
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
 	w.eventually("the hub delivers", func() error {
-		_, err := w.version("b")
+		_, err := w.getVersion("b")
 		return err
 	})
 	after := w.leaderLease()
@@ -70,25 +71,25 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	config, cut := rest.CopyConfig(w.plane.Config), &atomic.Bool{}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return leaseBlocker{cut, next} })
 	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: t.TempDir()})
-	cm := w.configMap("manifests", manifest("a"))
-	w.pushMember("one")
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.registerPushMember("one")
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	before := w.leaderLease()
 
 	cut.Store(true)
-	pass(t, leaseEnd)
+	waitFor(t, leaseEnd)
 	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "a"}}))
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
-	pass(t, leaseEnd/2)
+	waitFor(t, leaseEnd/2)
 	for _, name := range []string{"a", "b"} {
-		if _, err := w.version(name); !apierrors.IsNotFound(err) {
+		if _, err := w.getVersion(name); !apierrors.IsNotFound(err) {
 			t.Errorf("ConfigMap %s is written without a Lease (%v)", name, err)
 		}
 	}
 	cut.Store(false)
 	w.eventually("the hub delivers", func() error {
-		_, err := w.version("b")
+		_, err := w.getVersion("b")
 		return err
 	})
 	if after := w.leaderLease(); *after.Spec.HolderIdentity != *before.Spec.HolderIdentity {
@@ -99,9 +100,8 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	}
 }
 
-// TestHubEndsWhenAnotherIsTheLeader has another hub acquire the Lease. The hub does not wait until it must have renewed
-// it.
-func TestHubEndsWhenAnotherIsTheLeader(t *testing.T) {
+// TestHubStopsIfAnotherHubIsLeader gives the Lease to another hub. The first hub stops before its renewal is overdue.
+func TestHubStopsIfAnotherHubIsLeader(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	ended, cache := make(chan error, 1), t.TempDir()
@@ -109,7 +109,7 @@ func TestHubEndsWhenAnotherIsTheLeader(t *testing.T) {
 		ended <- hub.Run(t.Context(), w.plane.Config, hub.Options{LeaderElection: true, CacheDir: cache})
 	}()
 	w.eventually("the hub is the leader", func() error {
-		_, err := w.leader()
+		_, err := w.getLeader()
 		return err
 	})
 	update(w, w.leaderLease(), func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = ptr.To("another") })
@@ -123,13 +123,13 @@ func TestHubEndsWhenAnotherIsTheLeader(t *testing.T) {
 	}
 }
 
-// leaseBlocker cuts a hub off from its Lease.
+// leaseBlocker is a transport that blocks the requests of a hub for its Lease.
 type leaseBlocker struct {
 	cut  *atomic.Bool
 	next http.RoundTripper
 }
 
-// RoundTrip fails for the Lease once it is cut off.
+// RoundTrip returns an error for requests for the Lease if cut is set.
 func (s leaseBlocker) RoundTrip(r *http.Request) (*http.Response, error) {
 	if s.cut.Load() && strings.HasSuffix(r.URL.Path, "/leases/towline-hub") {
 		return nil, errors.New("cut off")
@@ -137,8 +137,8 @@ func (s leaseBlocker) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.next.RoundTrip(r)
 }
 
-// pass waits for some time, or until the test ends.
-func pass(t *testing.T, duration time.Duration) {
+// waitFor waits for a duration, or until the test ends.
+func waitFor(t *testing.T, duration time.Duration) {
 	t.Helper()
 	select {
 	case <-time.After(duration):

@@ -20,9 +20,9 @@ import (
 // TestLocalObjectsAreDeletedAsTheirServiceAccount withdraws objects that the hub may read and not delete.
 func TestLocalObjectsAreDeletedAsTheirServiceAccount(t *testing.T) {
 	w := newPrivateWorld(t)
-	config := w.installed()
-	board := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
-	w.start(config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir(), Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
+	config := w.installHub()
+	sharedTransport := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
+	w.start(config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir(), Transports: map[fleet.Mode]deliver.Transport{fleet.Push: sharedTransport, fleet.Pull: sharedTransport}})
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	reader := metav1.ObjectMeta{Name: "reads-limits"}
 	w.create(&rbacv1.ClusterRole{ObjectMeta: reader, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"limitranges"}, Verbs: []string{"get", "list", "watch"}}}})
@@ -42,22 +42,22 @@ func TestLocalObjectsAreDeletedAsTheirServiceAccount(t *testing.T) {
 	limits := func(name string) string {
 		return "apiVersion: v1\nkind: LimitRange\nmetadata: {namespace: " + w.ns + ", name: " + name + "}\nspec: {limits: [{type: Pod, max: {cpu: 1}}]}\n---\n"
 	}
-	content := w.configMap("manifests", limits("one")+limits("two"))
-	w.member("one", w.prod())
+	content := w.createConfigMap("manifests", limits("one")+limits("two"))
+	w.createReadyMember("one", w.prodLabels())
 	profile := &configv1beta1.Profile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "limits", Labels: map[string]string{libv1beta1.ServiceAccountNameLabel: deployer.Name}},
 		Spec: configv1beta1.ProfileSpec{
-			ClusterSelector: metav1.LabelSelector{MatchLabels: w.prod()},
+			ClusterSelector: metav1.LabelSelector{MatchLabels: w.prodLabels()},
 			PolicyRefs:      []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "manifests", DeploymentType: libv1beta1.DeploymentTypeLocal}},
 		},
 	}
 	w.create(profile)
 	w.wantProvisioned(profile, "one")
 
-	t.Log("neither may delete")
+	t.Log("neither the hub nor the ServiceAccount may delete")
 	update(w, content, func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"content": limits("one")} })
 	w.eventually("the status has both identities", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
@@ -71,12 +71,12 @@ func TestLocalObjectsAreDeletedAsTheirServiceAccount(t *testing.T) {
 		}
 		return nil
 	})
-	t.Log("the ServiceAccount may")
+	t.Log("the ServiceAccount may delete")
 	update(w, role, func(r *rbacv1.Role) { r.Rules[0].Verbs = append(r.Rules[0].Verbs, "delete") })
-	w.eventually("what is no longer wanted goes", func() error { return w.checkNotFound(&corev1.LimitRange{}, w.ns, "two") })
+	w.eventually("deletion of the unwanted object", func() error { return w.checkNotFound(&corev1.LimitRange{}, w.ns, "two") })
 	w.wantProvisioned(profile, "one")
 	w.must(w.Delete(t.Context(), profile))
-	w.eventually("the other one goes, and the profile", func() error {
+	w.eventually("deletion of the other object and of the profile", func() error {
 		return errors.Join(w.checkNotFound(&corev1.LimitRange{}, w.ns, "one"), w.checkNotFound(profile, w.ns, profile.Name))
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// wantOrphaned waits until an object on the hub has no owner, and fails if it is another one.
+// wantOrphaned waits until an object on the hub has no owner, and fails if its UID has changed.
 func (w *world) wantOrphaned(before *corev1.ConfigMap) {
 	w.Helper()
 	w.eventually(before.Name+" has no owner", func() error {
@@ -27,19 +27,19 @@ func (w *world) wantOrphaned(before *corev1.ConfigMap) {
 			return err
 		}
 		if after.Annotations[kube.AnnotationOwnerName] != "" {
-			return fmt.Errorf("it has the annotations %v", after.Annotations)
+			return fmt.Errorf("its annotations are %v", after.Annotations)
 		}
 		return nil
 	})
 	w.wantSame(before)
 }
 
-func TestLocalObjectsStayIfTheyAreLeft(t *testing.T) {
+func TestLocalObjectsStayWithLeavePoliciesOrKeepAddons(t *testing.T) {
 	t.Run("LeavePolicies", func(t *testing.T) {
 		w := newWorld(t)
-		w.configMap("manifests", w.onHub("left", "a", ""))
-		one := w.member("one", w.prod())
-		profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) { spec.StopMatchingBehavior = configv1beta1.LeavePolicies })
+		w.createConfigMap("manifests", w.hubConfigMap("left", "a", ""))
+		one := w.createReadyMember("one", w.prodLabels())
+		profile := w.createLocalProfile(func(spec *configv1beta1.ProfileSpec) { spec.StopMatchingBehavior = configv1beta1.LeavePolicies })
 		w.wantProvisioned(profile, "one")
 		left := w.wantOnHub("left", "a")
 		update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "other" })
@@ -48,29 +48,29 @@ func TestLocalObjectsStayIfTheyAreLeft(t *testing.T) {
 	})
 	t.Run("keep-addons", func(t *testing.T) {
 		w := newWorld(t)
-		w.configMap("manifests", w.onHub("left", "a", ""))
-		one := w.member("one", w.prod())
-		profile := w.localProfile(nil)
+		w.createConfigMap("manifests", w.hubConfigMap("left", "a", ""))
+		one := w.createReadyMember("one", w.prodLabels())
+		profile := w.createLocalProfile(nil)
 		w.wantProvisioned(profile, "one")
 		left := w.wantOnHub("left", "a")
 		w.wantListedOnHub("one", "left")
 		d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: true})
-		w.removeAgentWhenOrdered(one)
-		if err := same([]string{"ConfigMap " + w.ns + "/left on the hub"}, d.wait(w).Left); err != nil {
-			t.Errorf("left %v", err)
+		w.confirmAgentRemoval(one)
+		if err := checkEqual([]string{"ConfigMap " + w.ns + "/left on the hub"}, d.wait(w).Left); err != nil {
+			t.Errorf("left objects: %v", err)
 		}
 		w.wantOrphaned(left)
 	})
 }
 
-// TestLocalContentIsChangedLikeOtherContent has patches, labels, annotations and drift exclusions in a profile for the
-// hub.
-func TestLocalContentIsChangedLikeOtherContent(t *testing.T) {
-	w, run := ownWorldWith(t, "changes", hub.Options{SandboxCommand: []string{os.Args[0], serve}})
+// TestLocalContentSupportsPatchesLabelsAndExclusions deploys a profile with patches, labels, annotations and drift
+// exclusions to the hub.
+func TestLocalContentSupportsPatchesLabelsAndExclusions(t *testing.T) {
+	w, run := newRestartableWorldWith(t, "changes", hub.Options{SandboxCommand: []string{os.Args[0], serve}})
 	run()
-	w.configMap("manifests", w.onHub("changed", "a", ""))
-	w.member("one", w.prod())
-	profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) {
+	w.createConfigMap("manifests", w.hubConfigMap("changed", "a", ""))
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createLocalProfile(func(spec *configv1beta1.ProfileSpec) {
 		spec.SyncMode = configv1beta1.SyncModeContinuousWithDriftDetection
 		spec.ExtraLabels, spec.ExtraAnnotations = map[string]string{"team": "a"}, map[string]string{"contact": "b"}
 		spec.Patches = []libv1beta1.Patch{{Patch: `[{"op": "add", "path": "/data/patched", "value": "yes"}]`, Target: &libv1beta1.PatchSelector{Kind: "ConfigMap", Name: "change.*"}}}
@@ -96,13 +96,13 @@ func TestLocalContentIsChangedLikeOtherContent(t *testing.T) {
 	})
 }
 
-// TestLocalContentHasTheOptionsOfOtherContent replaces an immutable object with force, omits an optional reference, and
-// takes an object over from a profile with a higher tier.
-func TestLocalContentHasTheOptionsOfOtherContent(t *testing.T) {
+// TestLocalContentSupportsForceOptionalAndTier replaces an immutable object with force, omits an optional reference, and
+// takes over an object of a profile with a higher tier.
+func TestLocalContentSupportsForceOptionalAndTier(t *testing.T) {
 	w := newWorld(t)
-	content := w.configMap("manifests", w.onHub("fixed", "a", "")+"immutable: true\n")
-	w.member("one", w.prod())
-	profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) {
+	content := w.createConfigMap("manifests", w.hubConfigMap("fixed", "a", "")+"immutable: true\n")
+	w.createReadyMember("one", w.prodLabels())
+	profile := w.createLocalProfile(func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs[0].Force = true
 		spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{
 			Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "missing", Optional: true, DeploymentType: libv1beta1.DeploymentTypeLocal,
@@ -110,17 +110,19 @@ func TestLocalContentHasTheOptionsOfOtherContent(t *testing.T) {
 	})
 	w.wantProvisioned(profile, "one")
 	fixed := w.wantOnHub("fixed", "a")
-	update(w, content, func(cm *corev1.ConfigMap) { cm.Data["content"] = w.onHub("fixed", "b", "") + "immutable: true\n" })
+	update(w, content, func(cm *corev1.ConfigMap) {
+		cm.Data["content"] = w.hubConfigMap("fixed", "b", "") + "immutable: true\n"
+	})
 	if replaced := w.wantOnHub("fixed", "b"); replaced.UID == fixed.UID {
 		t.Error("the object has the same UID")
 	}
 	w.wantProvisioned(profile, "one")
 
-	w.configMap("better", w.onHub("fixed", "b", "")+"immutable: true\n")
-	better := w.localProfile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name, spec.Tier = "better", 50 })
+	w.createConfigMap("better", w.hubConfigMap("fixed", "b", "")+"immutable: true\n")
+	better := w.createLocalProfile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name, spec.Tier = "better", 50 })
 	w.wantProvisioned(better, "one")
 	w.eventually("the former owner has a conflict", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}

@@ -11,10 +11,10 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// removed deletes a cluster without a deregistration.
-func (w *world) removed(cluster *libv1beta1.SveltosCluster) {
+// deleteCluster deletes a cluster without a deregistration.
+func (w *world) deleteCluster(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
-	w.eventually("cluster "+cluster.Name+" goes", func() error {
+	w.eventually("deletion of cluster "+cluster.Name, func() error {
 		live := &libv1beta1.SveltosCluster{}
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), live); err != nil {
 			return client.IgnoreNotFound(err)
@@ -27,52 +27,51 @@ func (w *world) removed(cluster *libv1beta1.SveltosCluster) {
 		if err := w.Patch(w.Context(), live, patch); err != nil {
 			return client.IgnoreNotFound(err)
 		}
-		return errors.New("it is being deleted")
+		return errors.New("the cluster still exists")
 	})
 }
 
-// TestRestoredHubWithoutAClusterKeepsItsLocalObjects starts a hub that has the summary of a cluster, and not the
-// cluster.
+// TestRestoredHubWithoutAClusterKeepsItsLocalObjects starts a hub with the summary of a cluster that does not exist.
 func TestRestoredHubWithoutAClusterKeepsItsLocalObjects(t *testing.T) {
-	w, run := ownWorld(t, "local")
+	w, run := newRestartableWorld(t, "local")
 	stop := run()
-	content := w.configMap("manifests", w.onHub("about", "a", ""))
-	one := w.member("one", w.prod())
-	profile := w.localProfile(nil)
+	content := w.createConfigMap("manifests", w.hubConfigMap("about", "a", ""))
+	one := w.createReadyMember("one", w.prodLabels())
+	profile := w.createLocalProfile(nil)
 	summary := w.wantProvisioned(profile, "one")
 	about := w.wantOnHub("about", "a")
 	w.wantListedOnHub("one", "about")
 
 	stop()
-	w.removed(one)
+	w.deleteCluster(one)
 	stop = run()
 	w.wantNoSummary(profile, "one")
 	w.wantSame(about)
 	w.eventually("an event lists the objects", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one does not exist; nothing was withdrawn from it; left: ConfigMap " + w.ns + "/about on the hub"
-		return same([]string{want}, w.abandonments(summary))
+		return checkEqual([]string{want}, w.listAbandonedEvents(summary))
 	})
 
-	t.Log("the cluster is back")
-	update(w, content, func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"content": w.onHub("about", "b", "")} })
-	one = w.member("one", w.prod())
+	t.Log("the cluster is restored")
+	update(w, content, func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"content": w.hubConfigMap("about", "b", "")} })
+	one = w.createReadyMember("one", w.prodLabels())
 	w.wantProvisioned(profile, "one")
 	w.wantOnHub("about", "b")
 	w.wantSame(about)
 
-	t.Log("the hub sees that the cluster is deleted")
+	t.Log("the hub runs while the cluster is deleted")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
-	w.removed(one)
-	w.wantOffHub("about")
+	w.deleteCluster(one)
+	w.wantNotOnHub("about")
 
 	t.Log("the profile is deleted while the cluster does not exist")
-	one = w.member("one", w.prod())
+	one = w.createReadyMember("one", w.prodLabels())
 	w.wantProvisioned(profile, "one")
 	w.wantOnHub("about", "b")
 	stop()
-	w.removed(one)
+	w.deleteCluster(one)
 	w.must(w.Delete(t.Context(), profile))
 	run()
-	w.wantOffHub("about")
-	w.eventually("the profile goes", func() error { return w.checkNotFound(profile, "", profile.Name) })
+	w.wantNotOnHub("about")
+	w.eventually("deletion of the profile", func() error { return w.checkNotFound(profile, "", profile.Name) })
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// restrictedMember registers the control plane as a push member with the kubeconfig of a ServiceAccount without
-// permissions, and returns the ServiceAccount.
-func (w *world) restrictedMember(name string) rbacv1.Subject {
+// registerRestrictedMember registers the control plane as a push member with the kubeconfig of a ServiceAccount without
+// permissions. It returns the ServiceAccount.
+func (w *world) registerRestrictedMember(name string) rbacv1.Subject {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "restricted"}}
 	w.create(account)
@@ -33,12 +33,12 @@ func (w *world) restrictedMember(name string) rbacv1.Subject {
 	}
 	raw, err := clientcmd.Write(*config)
 	w.must(err)
-	w.pushMemberWith(name, raw)
+	w.registerPushMemberWith(name, raw)
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: account.Namespace, Name: account.Name}
 }
 
-// allow gives an account the right to read objects of the core group in a namespace.
-func (w *world) allow(account rbacv1.Subject, namespace string, resources ...string) {
+// grantRead gives an account the permission to read resources of the core group in a namespace.
+func (w *world) grantRead(account rbacv1.Subject, namespace string, resources ...string) {
 	w.Helper()
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: "reads-" + resources[0]}
 	w.create(&rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"get", "list"}}}})
@@ -52,17 +52,17 @@ func (w *world) allow(account rbacv1.Subject, namespace string, resources ...str
 func TestLookupHasTheRightsOfTheHubOnAPushMember(t *testing.T) {
 	w := newWorld(t)
 	releases := w.plane.Namespace(t, "releases")
-	w.configMap("open", "allowed")
+	w.createConfigMap("open", "allowed")
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "closed"}, Data: map[string][]byte{"content": []byte("secret")}})
-	account := w.restrictedMember("one")
-	w.allow(account, releases, "secrets") // the release records
-	w.allow(account, w.ns, "configmaps")
+	account := w.registerRestrictedMember("one")
+	w.grantRead(account, releases, "secrets") // the release records
+	w.grantRead(account, w.ns, "configmaps")
 
-	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
+	address := w.serveCharts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
 		`data: {open: "{{ (lookup "v1" "ConfigMap" .Values.from "open").data.content }}"` +
 		`{{ with .Values.secret }}, closed: "{{ (lookup "v1" "Secret" $.Values.from .).data.content | b64dec }}"{{ end }}}` + "\n"}})
 	values := fmt.Sprintf("from: %s\n", w.ns)
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace, c.Values = releases, values }))
+	profile := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace, c.Values = releases, values }))
 	want := func(status libv1beta1.FeatureStatus, message string, data map[string]string) {
 		t.Helper()
 		w.wantFeature(profile, "one", helm(status, message))
@@ -79,7 +79,7 @@ func TestLookupHasTheRightsOfTheHubOnAPushMember(t *testing.T) {
 		`User "system:serviceaccount:%[2]s:restricted" cannot get resource "secrets" in API group "" in the namespace "%[2]s"`, releases, w.ns)
 	want(libv1beta1.FeatureStatusFailed, message, map[string]string{"open": "allowed"})
 
-	w.allow(account, w.ns, "secrets")
+	w.grantRead(account, w.ns, "secrets")
 	want(libv1beta1.FeatureStatusProvisioned, "", map[string]string{"open": "allowed", "closed": "secret"})
 }
 
@@ -91,10 +91,10 @@ func TestLookupHasTheRightsOfTheServiceAccount(t *testing.T) {
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "closed"}, Data: map[string][]byte{"content": []byte("secret")}})
 	kubeconfig, err := os.ReadFile(w.plane.Kubeconfig)
 	w.must(err)
-	w.pushMemberWith("one", kubeconfig)
-	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
+	w.registerPushMemberWith("one", kubeconfig)
+	address := w.serveCharts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
 		`data: {closed: "{{ (lookup "v1" "Secret" .Values.from "closed").data.content | b64dec }}"}` + "\n"}})
-	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+	profile := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) {
 		c.ReleaseNamespace, c.Values = releases, fmt.Sprintf("from: %s\n", w.ns)
 	}))
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
@@ -106,6 +106,6 @@ func TestLookupHasTheRightsOfTheServiceAccount(t *testing.T) {
 	label("tenant")
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusFailed, fmt.Sprintf(`helm release %[1]s/hello: render chart hello 0.1.0: look up v1 Secret %[2]s/closed: `+
 		`secrets "closed" is forbidden: User "system:serviceaccount:%[2]s:tenant" cannot get resource "secrets" in API group "" in the namespace "%[2]s"`, releases, w.ns)))
-	w.allow(rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.ns, Name: "tenant"}, w.ns, "secrets")
+	w.grantRead(rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.ns, Name: "tenant"}, w.ns, "secrets")
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 }

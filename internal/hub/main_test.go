@@ -12,10 +12,10 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// serve is the argument with which the tests start their binary as a child of the sandbox.
+// serve is the argument with which the tests start their own binary as a child process of the sandbox.
 const serve = "serve"
 
-// TestMain shows the hub's log where HUB_LOG is set.
+// TestMain prints the hub's log if HUB_LOG is set.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == serve {
 		if err := sandbox.Serve(render.SandboxFunctions(), os.Stdin, os.Stdout); err != nil {

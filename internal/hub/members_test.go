@@ -31,7 +31,7 @@ func (w *world) wantCluster(cluster *libv1beta1.SveltosCluster, want func(libv1b
 	})
 }
 
-func TestPushMemberIsContacted(t *testing.T) {
+func TestPushMemberBecomesReady(t *testing.T) {
 	w := newWorld(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": []byte("{")}}
 	w.create(secret)
@@ -50,7 +50,7 @@ func TestPushMemberIsContacted(t *testing.T) {
 	if one.Labels["sveltos-agent"] != "present" || !strings.HasPrefix(one.Labels["projectsveltos.io/k8s-version"], "v1.") {
 		t.Errorf("labels = %v", one.Labels)
 	}
-	// A status that is lost is written again before the next contact is due.
+	// The hub restores a lost status before the next health check is due.
 	w.must(w.Status().Patch(t.Context(), one, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"apiVersions":null}}`))))
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return slices.Contains(s.APIVersions, "apps/v1/Deployment")
@@ -77,7 +77,7 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	w.must(err)
 	server := httptest.NewServer(repository)
 	t.Cleanup(server.Close)
-	w.member("one", w.prod())
+	w.createReadyMember("one", w.prodLabels())
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "values"}, Type: libv1beta1.ProfileSecretType,
 		StringData: map[string]string{"values": "replicas: 3\n"},
@@ -93,23 +93,23 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	helm := func(s libv1beta1.FeatureStatus, message string) configv1beta1.FeatureSummary {
 		return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureHelm, Status: s, FailureMessage: message}
 	}
-	first := w.profile(chart)
+	first := w.createProfile(chart)
 	holder := w.wantFeature(first, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.set(func(m *fakeTransport) {
-		for _, b := range m.has {
+		for _, b := range m.deployed {
 			if !b.Sensitive() {
 				t.Error("values from a Secret are not sensitive")
 			}
 		}
 	})
-	second := w.profile(chart)
+	second := w.createProfile(chart)
 	conflict := "helm release hello/hello is managed by ClusterSummary " + holder.Name
 	loser := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, conflict))
 	if got := loser.Status.HelmReleaseSummaries; len(got) != 1 || got[0].Status != configv1beta1.HelmChartStatusConflict || got[0].ConflictMessage != conflict {
 		t.Errorf("helmReleaseSummaries = %+v", got)
 	}
 	w.eventually("event", func() error {
-		if all := w.events(loser); !slices.Contains(all, "Warning Conflict Feature: Helm: "+conflict) {
+		if all := w.listEvents(loser); !slices.Contains(all, "Warning Conflict Feature: Helm: "+conflict) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil
@@ -121,5 +121,5 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	update(w, second, func(p *configv1beta1.ClusterProfile) {
 		p.Spec.HelmCharts[0].HelmChartAction = configv1beta1.HelmChartActionUninstall
 	})
-	w.eventually("nothing is left", func() error { return same(0, len(w.refs("one", "Helm"))) })
+	w.eventually("nothing is left", func() error { return checkEqual(0, len(w.refs("one", "Helm"))) })
 }

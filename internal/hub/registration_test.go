@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// manifestOf waits for the manifest that the hub keeps for a cluster.
-func (w *world) manifestOf(name string) *corev1.Secret {
+// awaitManifest waits until the hub has the manifest of a cluster's agent, and returns its Secret.
+func (w *world) awaitManifest(name string) *corev1.Secret {
 	w.Helper()
 	secret := &corev1.Secret{}
 	w.eventually("manifest of "+name, func() error {
@@ -27,18 +27,18 @@ func (w *world) manifestOf(name string) *corev1.Secret {
 			return err
 		}
 		if len(secret.Data[join.ManifestKey]) == 0 {
-			return errors.New("it is empty")
+			return errors.New("no manifest in the Secret")
 		}
 		return nil
 	})
 	return secret
 }
 
-func TestSveltosClusterAloneIsARegistration(t *testing.T) {
+func TestSveltosClusterObjectIsRegistered(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.createMember("one", nil), w.createMember("two", nil)
-	w.manifestOf("one")
-	secret := w.manifestOf("two")
+	w.awaitManifest("one")
+	secret := w.awaitManifest("two")
 	deliveries := map[string]bool{}
 	for _, cluster := range []*libv1beta1.SveltosCluster{one, two} {
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
@@ -50,20 +50,20 @@ func TestSveltosClusterAloneIsARegistration(t *testing.T) {
 			delivery = own
 		}
 		deliveries[delivery] = true
-		w.wantAll(w.registration(cluster.Name, delivery))
+		w.wantObjects(w.registrationObjects(cluster.Name, delivery))
 	}
 	if len(deliveries) != 2 {
 		t.Errorf("delivery namespaces: %v", deliveries)
 	}
 
-	// The next check repairs damaged objects.
+	// The next check restores changed and deleted objects.
 	w.must(w.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}))
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels = map[string]string{"env": "test"} })
 	w.eventually("the ServiceAccount is back", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "one"}, &corev1.ServiceAccount{})
 	})
 
-	// The agent has registered: the manifest is no longer valid.
+	// The agent has registered: the manifest is deleted.
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(two), two))
 	w.setReady(two)
 	lease := &coordinationv1.Lease{}
@@ -75,8 +75,8 @@ func TestSveltosClusterAloneIsARegistration(t *testing.T) {
 	update(w, lease, func(l *coordinationv1.Lease) {
 		metav1.SetMetaDataAnnotation(&l.ObjectMeta, kube.AnnotationExchanged, string(secret.UID))
 	})
-	w.eventually("the manifest goes", func() error { return w.checkNotFound(&corev1.Secret{}, w.ns, secret.Name) })
-	w.manifestOf("one")
+	w.eventually("deletion of the manifest", func() error { return w.checkNotFound(&corev1.Secret{}, w.ns, secret.Name) })
+	w.awaitManifest("one")
 }
 
 func TestTakenNameIsReported(t *testing.T) {
@@ -86,7 +86,7 @@ func TestTakenNameIsReported(t *testing.T) {
 	one := w.createMember("one", nil)
 	w.wantMessage(one, "registering: ServiceAccount "+w.ns+"/one exists and was not made by a registration")
 	w.eventually("event", func() error {
-		all := w.events(one)
+		all := w.listEvents(one)
 		if !slices.ContainsFunc(all, func(e string) bool {
 			return strings.HasPrefix(e, "Warning NotRegistered ServiceAccount "+w.ns+"/one")
 		}) {
@@ -94,15 +94,15 @@ func TestTakenNameIsReported(t *testing.T) {
 		}
 		return nil
 	})
-	// The deregistration deletes nothing of other clusters.
+	// The deregistration deletes no objects of other clusters.
 	w.must(w.Delete(t.Context(), one))
-	w.wantClusterGone("one")
+	w.wantClusterDeleted("one")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
 
 	again := w.createMember("one", nil)
 	w.wantMessage(again, "registering: ")
 	w.must(w.Delete(t.Context(), foreign))
-	w.manifestOf("one")
+	w.awaitManifest("one")
 	w.wantCluster(again, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
 }
 
@@ -115,7 +115,7 @@ func TestInvalidAgentPatchesAreReported(t *testing.T) {
 	w.create(one)
 	w.wantMessage(one, "registering: patches of the agent's manifest: ConfigMap "+w.ns+"/patches, which annotation ")
 	w.eventually("event", func() error {
-		if all := w.events(one); !slices.ContainsFunc(all, func(e string) bool { return strings.Contains(e, "ConfigMap "+w.ns+"/patches") }) {
+		if all := w.listEvents(one); !slices.ContainsFunc(all, func(e string) bool { return strings.Contains(e, "ConfigMap "+w.ns+"/patches") }) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil
@@ -123,7 +123,7 @@ func TestInvalidAgentPatchesAreReported(t *testing.T) {
 	w.create(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "patches"}, Data: map[string]string{"labels": "{kind: Namespace, metadata: {labels: {team: platform}}}"},
 	})
-	if manifest := w.manifestOf("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "team: platform") {
+	if manifest := w.awaitManifest("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "team: platform") {
 		t.Error("the manifest is not patched")
 	}
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
@@ -138,7 +138,7 @@ func TestInvalidAgentOptionsAreReported(t *testing.T) {
 	w.create(one)
 	w.wantMessage(one, "imagee")
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Annotations[kube.AnnotationAgentOptions] = `{"image":"x:1"}` })
-	if manifest := w.manifestOf("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "x:1") {
+	if manifest := w.awaitManifest("one"); !strings.Contains(string(manifest.Data[join.ManifestKey]), "x:1") {
 		t.Error("the manifest does not name the image")
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// versions lists the resourceVersions of the summaries, the groups and the inventories.
-func (w *world) versions() []string {
+// listVersions lists the resourceVersions of the summaries, the groups and the inventories.
+func (w *world) listVersions() []string {
 	w.Helper()
 	var summaries configv1beta1.ClusterSummaryList
 	w.must(w.List(w.Context(), &summaries))
@@ -37,9 +37,9 @@ func (w *world) versions() []string {
 	return all
 }
 
-// TestRestartRendersNoUnchangedRelease restarts a hub with a push and a pull member. The restarted hub has lost its
-// charts, so it would have to fetch them to render, and it cannot start a child that renders.
-func TestRestartRendersNoUnchangedRelease(t *testing.T) {
+// TestRestartDoesNotRenderUnchangedRelease restarts a hub with a push and a pull member. The restarted hub has no
+// charts and cannot start a child process for the rendering.
+func TestRestartDoesNotRenderUnchangedRelease(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	repository, err := examples.Repository(examples.Chart{Files: map[string]string{
@@ -53,19 +53,19 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	stop := w.start(w.plane.Config, hub.Options{CacheDir: t.TempDir()})
-	w.pushMember("pushed")
-	w.member("pulled", w.prod())
-	profile := w.profile(hello(server.URL, nil))
+	w.registerPushMember("pushed")
+	w.createReadyMember("pulled", w.prodLabels())
+	profile := w.createProfile(deployChart(server.URL, nil))
 	w.wantFeature(profile, "pulled", helm(libv1beta1.FeatureStatusProvisioning, ""))
-	w.reportGroup(w.group(libv1beta1.ActionDeploy), libv1beta1.FeatureStatusProvisioned)
+	w.reportGroup(w.awaitGroup(libv1beta1.ActionDeploy), libv1beta1.FeatureStatusProvisioned)
 	for _, member := range []string{"pushed", "pulled"} {
 		w.wantFeature(profile, member, helm(libv1beta1.FeatureStatusProvisioned, ""))
 	}
 	stop()
 
-	before := w.versions()
+	before := w.listVersions()
 	fetches.Store(0)
-	requests := &traffic{}
+	requests := &requestRecorder{}
 	config := requests.on(w.plane.Config)
 	var kubeconfigs atomic.Int32
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -81,15 +81,15 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 		requests.take()
 		return w.checkNoRequests(requests, 2*time.Second)
 	})
-	// At most the first reconciles of the cluster, its bundles and its summary, which can run at the same time.
+	// The first reconciles of the cluster, its bundles and its summary, which may run at the same time, may read it.
 	if got := kubeconfigs.Swap(0); got > 3 {
 		t.Errorf("%d reads of the unchanged kubeconfig", got)
 	}
 	if got := fetches.Load(); got > 0 {
 		t.Errorf("%d requests to the chart repository", got)
 	}
-	if err := same(before, w.versions()); err != nil {
-		t.Errorf("the hub has delivered again: %v", err)
+	if err := checkEqual(before, w.listVersions()); err != nil {
+		t.Errorf("the hub has delivered unchanged content: %v", err)
 	}
 
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].Values = "message: other\n" })

@@ -23,13 +23,13 @@ const roleManifest = "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmeta
 const clusterRoleManifest = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: read}\n" +
 	"rules: [{apiGroups: [''], resources: [nodes], verbs: [get]}]\n"
 
-// roleRequest creates a RoleRequest for the members of the test with the label env=prod and the ConfigMap "roles".
-func (w *world) roleRequest(name string) *libv1beta1.RoleRequest {
+// createRoleRequest creates a RoleRequest for the members of the test with the label env=prod and the ConfigMap "roles".
+func (w *world) createRoleRequest(name string) *libv1beta1.RoleRequest {
 	w.Helper()
 	request := &libv1beta1.RoleRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-" + name},
 		Spec: libv1beta1.RoleRequestSpec{
-			ClusterSelector: metav1.LabelSelector{MatchLabels: w.prod()}, ServiceAccountNamespace: "tenants", ServiceAccountName: name,
+			ClusterSelector: metav1.LabelSelector{MatchLabels: w.prodLabels()}, ServiceAccountNamespace: "tenants", ServiceAccountName: name,
 			RoleRefs: []libv1beta1.RoleRef{{Kind: "ConfigMap", Namespace: w.ns, Name: "roles"}},
 		},
 	}
@@ -42,7 +42,7 @@ func (w *world) roleRequest(name string) *libv1beta1.RoleRequest {
 	return request
 }
 
-// rolesOf returns the references to the Roles of RoleRequests, and their bindings, as refs does.
+// rolesOf returns the references to the Roles of a RoleRequest and their bindings, in the format of refs.
 func rolesOf(request *libv1beta1.RoleRequest, roles ...string) []string {
 	var refs []string
 	for _, role := range roles {
@@ -57,7 +57,7 @@ func rolesOf(request *libv1beta1.RoleRequest, roles ...string) []string {
 
 func (w *world) wantRoles(what, member string, want []string) {
 	w.Helper()
-	w.eventually(what, func() error { return same(want, w.refs(member, string(libv1beta1.FeatureResources))) })
+	w.eventually(what, func() error { return checkEqual(want, w.refs(member, string(libv1beta1.FeatureResources))) })
 }
 
 // wantRequestFailure waits until the RoleRequest has the failure, and returns its matching clusters.
@@ -82,32 +82,32 @@ func (w *world) wantRequestFailure(request *libv1beta1.RoleRequest, text string)
 	return clusters
 }
 
-// isDeleted returns an error unless obj does not exist.
-func (w *world) isDeleted(obj client.Object) error {
+// checkDeleted returns an error unless obj does not exist.
+func (w *world) checkDeleted(obj client.Object) error {
 	err := w.Get(w.Context(), client.ObjectKeyFromObject(obj), obj)
 	if err == nil {
-		return fmt.Errorf("%T %s is there", obj, obj.GetName())
+		return fmt.Errorf("%T %s exists", obj, obj.GetName())
 	}
 	return client.IgnoreNotFound(err)
 }
 
 func TestRoleRequestIsDeployedAndWithdrawn(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	two := w.member("two", w.prod())
-	w.member("other", map[string]string{"env": "test", "test": w.ns})
-	eng := w.roleRequest("eng")
+	w.createReadyMember("one", w.prodLabels())
+	two := w.createReadyMember("two", w.prodLabels())
+	w.createReadyMember("other", map[string]string{"env": "test", "test": w.ns})
+	eng := w.createRoleRequest("eng")
 	w.wantRequestFailure(eng, "ConfigMap "+w.ns+"/roles does not exist")
-	roles := w.configMap("roles", roleManifest+clusterRoleManifest)
+	roles := w.createConfigMap("roles", roleManifest+clusterRoleManifest)
 	both := []string{"Role edit", "ClusterRole read"}
 	for _, member := range []string{"one", "two"} {
 		w.wantRoles("Roles on "+member, member, rolesOf(eng, both...))
 	}
-	w.eventually("matching clusters", func() error { return same([]string{"one", "two"}, w.wantRequestFailure(eng, "")) })
+	w.eventually("matching clusters", func() error { return checkEqual([]string{"one", "two"}, w.wantRequestFailure(eng, "")) })
 	w.wantRoles("no Roles elsewhere", "other", nil)
 
 	t.Log("a second RoleRequest with the same Roles is no conflict")
-	hr := w.roleRequest("hr")
+	hr := w.createRoleRequest("hr")
 	w.wantRoles("Roles of both", "one", append(rolesOf(eng, both...), rolesOf(hr, both...)...))
 	w.must(w.Delete(t.Context(), hr))
 	w.wantRoles("Roles of one", "one", rolesOf(eng, both...))
@@ -124,7 +124,7 @@ func TestRoleRequestIsDeployedAndWithdrawn(t *testing.T) {
 	update(w, two, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
 	w.wantRoles("withdrawn", "two", nil)
 
-	t.Log("a RoleRequest is there until its Roles are withdrawn")
+	t.Log("a RoleRequest exists until its Roles are withdrawn")
 	w.set(func(b *fakeTransport) {
 		b.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("refused") }
 	})
@@ -137,7 +137,7 @@ func TestRoleRequestIsDeployedAndWithdrawn(t *testing.T) {
 			eng, &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: name}},
 			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: name}},
 		} {
-			if err := w.isDeleted(obj); err != nil {
+			if err := w.checkDeleted(obj); err != nil {
 				return err
 			}
 		}
@@ -146,13 +146,13 @@ func TestRoleRequestIsDeployedAndWithdrawn(t *testing.T) {
 	w.wantRoles("withdrawn", "one", nil)
 }
 
-// TestRoleRequestCorrectsWhatItGenerated changes and deletes the generated objects. A ClusterProfile of the same name
+// TestRoleRequestCorrectsGeneratedObjects changes and deletes the generated objects. A ClusterProfile of the same name
 // that the hub has not generated stays.
-func TestRoleRequestCorrectsWhatItGenerated(t *testing.T) {
+func TestRoleRequestCorrectsGeneratedObjects(t *testing.T) {
 	w := newWorld(t)
-	w.member("one", w.prod())
-	w.configMap("roles", roleManifest)
-	request := w.roleRequest("eng")
+	w.createReadyMember("one", w.prodLabels())
+	w.createConfigMap("roles", roleManifest)
+	request := w.createRoleRequest("eng")
 	want := rolesOf(request, "Role edit")
 	w.wantRoles("Roles", "one", want)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "role-request-" + request.Name}}
@@ -162,7 +162,7 @@ func TestRoleRequestCorrectsWhatItGenerated(t *testing.T) {
 			return err
 		}
 		if !strings.Contains(string(secret.Data["roles.yaml"]), "rolerequest:"+request.Name+":edit") {
-			return errors.New("it has other content")
+			return errors.New("other content")
 		}
 		return nil
 	})
@@ -186,9 +186,9 @@ func TestRoleRequestCorrectsWhatItGenerated(t *testing.T) {
 
 	foreign := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: "role-request-" + w.ns + "-foreign"}}
 	w.create(foreign)
-	other := w.roleRequest("foreign")
+	other := w.createRoleRequest("foreign")
 	w.wantRequestFailure(other, "exists and does not belong to the RoleRequest")
 	w.must(w.Delete(t.Context(), other))
-	w.eventually("the RoleRequest is deleted", func() error { return w.isDeleted(other) })
+	w.eventually("the RoleRequest is deleted", func() error { return w.checkDeleted(other) })
 	w.must(w.Delete(t.Context(), foreign))
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// untouched is the time during which a hub that does not serve a cluster must leave its objects alone. A hub that
-// serves it corrects drift much sooner.
-const untouched = 3 * time.Second
+// untouchedTime is the time during which a hub of another shard must not change the objects. The hub of the cluster's
+// shard corrects drift much sooner.
+const untouchedTime = 3 * time.Second
 
 // localWorld is a world with two shards, and a profile with content for the cluster of the hub.
 type localWorld struct {
@@ -34,7 +34,7 @@ func newLocalWorld(t *testing.T) *localWorld {
 	t.Helper()
 	w := &localWorld{world: newPrivateWorld(t)}
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	w.content = w.configMap("manifests", manifest("on-hub"))
+	w.content = w.createConfigMap("manifests", manifest("on-hub"))
 	return w
 }
 
@@ -47,7 +47,7 @@ func (w *localWorld) hub(shard string) (stop func()) {
 // deploy creates the profile, whose drift is corrected.
 func (w *localWorld) deploy(member string) {
 	w.Helper()
-	w.profile = w.world.profile(func(s *configv1beta1.ProfileSpec) {
+	w.profile = w.world.createProfile(func(s *configv1beta1.ProfileSpec) {
 		s.SyncMode = configv1beta1.SyncModeContinuousWithDriftDetection
 		s.PolicyRefs[0].DeploymentType = libv1beta1.DeploymentTypeLocal
 	})
@@ -88,14 +88,14 @@ func (w *localWorld) wantWithdrawn(what, name string) {
 		if _, err := w.object(name); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the object still exists: %w", err)
 		}
-		return same(0, w.records())
+		return checkEqual(0, w.countRecords())
 	})
 }
 
-// wantUntouched waits, and fails if the object exists meanwhile.
+// wantUntouched waits for untouchedTime, and fails if the object exists meanwhile.
 func (w *localWorld) wantUntouched(what, name string) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, untouched, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, untouchedTime, true, func(context.Context) (bool, error) {
 		if _, err := w.object(name); !apierrors.IsNotFound(err) {
 			return false, fmt.Errorf("the object exists: %w", err)
 		}
@@ -106,33 +106,33 @@ func (w *localWorld) wantUntouched(what, name string) {
 	}
 }
 
-// records returns the number of records on the hub.
-func (w *localWorld) records() int {
+// countRecords returns the number of inventory records on the hub.
+func (w *localWorld) countRecords() int {
 	w.Helper()
 	var list corev1.SecretList
 	w.must(w.List(w.Context(), &list, client.InNamespace("projectsveltos"), client.MatchingLabels{"towline.dev/record": "head"}))
 	return len(list.Items)
 }
 
-// rename changes the content, and waits until the hub of the cluster's shard has deployed it.
-func (w *localWorld) rename(what, name string) {
+// changeObject changes the name of the deployed object, and waits until the hub of the cluster's shard has deployed it.
+func (w *localWorld) changeObject(what, name string) {
 	w.Helper()
 	update(w.world, w.content, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest(name) })
 	w.wantObject(what, name)
 }
 
-// TestLocalContentMovesWithItsCluster moves a cluster between two shards. The hub of the shard that serves the cluster
-// corrects and withdraws the objects for it, and no other hub does.
+// TestLocalContentMovesWithItsCluster moves a cluster between two shards. Only the hub of the cluster's shard corrects
+// and withdraws its objects.
 func TestLocalContentMovesWithItsCluster(t *testing.T) {
 	w := newLocalWorld(t)
 	stopDefault, stopK := w.hub(""), w.hub("k")
-	one := w.member("one", w.prod())
+	one := w.createReadyMember("one", w.prodLabels())
 	w.deploy("one")
 	w.deleteObject("on-hub")
 	w.wantObject("the default hub corrects", "on-hub")
 
 	w.move(one, "k")
-	w.rename("the hub of k deploys", "moved")
+	w.changeObject("the hub of k deploys", "moved")
 	w.deleteObject("moved")
 	w.wantObject("the hub of k corrects", "moved")
 	stopK()
@@ -145,9 +145,9 @@ func TestLocalContentMovesWithItsCluster(t *testing.T) {
 	w.wantObject("the hub of k corrects after a restart", "moved")
 
 	w.move(one, "")
-	w.rename("the default hub deploys again", "back")
+	w.changeObject("the default hub deploys again", "back")
 	w.wantProvisioned(w.profile, "one")
-	w.eventually("one record", func() error { return same(1, w.records()) })
+	w.eventually("one record", func() error { return checkEqual(1, w.countRecords()) })
 	stopDefault()
 	w.deleteObject("back")
 	w.wantUntouched("the hub of k has served the cluster before", "back")
@@ -155,7 +155,7 @@ func TestLocalContentMovesWithItsCluster(t *testing.T) {
 	w.move(one, "k")
 	w.wantObject("the hub of k corrects again", "back")
 	w.must(w.Delete(t.Context(), w.profile))
-	w.hub("") // it deletes the summary
+	w.hub("") // the default hub deletes the summary
 	w.wantNoSummary(w.profile, "one")
 	w.wantWithdrawn("the hub of k withdraws", "back")
 	w.wantUntouched("no hub creates it again", "back")
@@ -169,7 +169,7 @@ func TestLocalContentOfALostClusterOfAShardIsWithdrawn(t *testing.T) {
 			w := newLocalWorld(t)
 			w.hub("")
 			stopK := w.hub("k")
-			one := w.memberOf("k", "one")
+			one := w.createShardMember("k", "one")
 			w.deploy("one")
 			if !isRunning {
 				stopK()
@@ -182,7 +182,7 @@ func TestLocalContentOfALostClusterOfAShardIsWithdrawn(t *testing.T) {
 				if err := w.Delete(t.Context(), one); err != nil {
 					return client.IgnoreNotFound(err)
 				}
-				return errors.New("it still exists")
+				return errors.New("the summary still exists")
 			})
 			w.wantNoSummary(w.profile, "one")
 			w.wantWithdrawn("the default hub withdraws", "on-hub")

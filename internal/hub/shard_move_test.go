@@ -24,7 +24,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// stubAgent renews the Lease of a cluster, reports every group as provisioned, and remembers the groups that request a
+// stubAgent renews the Lease of a cluster, reports every group as provisioned, and records the groups that request a
 // removal.
 type stubAgent struct {
 	hub client.WithWatch
@@ -92,15 +92,15 @@ func (a *stubAgent) report(w *world, group *libv1beta1.ConfigurationGroup) {
 	}
 }
 
-func (a *stubAgent) removed() []string {
+func (a *stubAgent) deleteCluster() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.removals
 }
 
-// shardLabels returns the number of objects in the namespace of the world by their kind and label, and reads the
+// countShardLabels returns the number of objects in the namespace of the world by their kind and label, and reads the
 // cluster.
-func (w *world) shardLabels(cluster *libv1beta1.SveltosCluster) (map[string]int, error) {
+func (w *world) countShardLabels(cluster *libv1beta1.SveltosCluster) (map[string]int, error) {
 	if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (w *world) shardLabels(cluster *libv1beta1.SveltosCluster) (map[string]int,
 func (w *world) wantShard(cluster *libv1beta1.SveltosCluster, profiles []client.Object, shard string) {
 	w.Helper()
 	w.eventually("shard "+shard+" has all objects", func() error {
-		got, err := w.shardLabels(cluster)
+		got, err := w.countShardLabels(cluster)
 		if err != nil {
 			return err
 		}
@@ -134,20 +134,20 @@ func (w *world) wantShard(cluster *libv1beta1.SveltosCluster, profiles []client.
 			return fmt.Errorf("the annotations of the cluster are %v", cluster.Annotations)
 		}
 		want := map[string]int{"summary " + shard: len(profiles), "group " + shard: len(profiles), "configuration " + shard: 1}
-		return same(want, got)
+		return checkEqual(want, got)
 	})
 	for _, profile := range profiles {
 		w.wantProvisioned(profile, cluster.Name)
 	}
 }
 
-// changeContent changes what all profiles deploy, and waits until all groups request it.
+// changeContent changes the content of all profiles, and waits until all groups request it.
 func (w *world) changeContent(cm *corev1.ConfigMap, profiles []client.Object, member, name string) {
 	w.Helper()
 	hashes := func() map[string]string {
 		all := map[string]string{}
 		for _, profile := range profiles {
-			summary, err := w.summary(profile, member)
+			summary, err := w.getSummary(profile, member)
 			if err != nil || len(summary.Status.FeatureSummaries) == 0 {
 				continue
 			}
@@ -180,8 +180,8 @@ func (w *world) move(cluster *libv1beta1.SveltosCluster, shard string) {
 	})
 }
 
-// groupUIDs returns the UIDs of all groups: a group that is deleted and created again has another one.
-func (w *world) groupUIDs() map[string]string {
+// listGroupUIDs returns the UIDs of all groups: a group that is deleted and created again has another UID.
+func (w *world) listGroupUIDs() map[string]string {
 	w.Helper()
 	var groups libv1beta1.ConfigurationGroupList
 	w.must(w.List(w.Context(), &groups, client.InNamespace(w.ns)))
@@ -192,8 +192,8 @@ func (w *world) groupUIDs() map[string]string {
 	return uids
 }
 
-// shardedWorld is a world with the hubs of the default shard, a and b, and a pull member in a with two profiles.
-func shardedWorld(t *testing.T) (w *world, cluster *libv1beta1.SveltosCluster, profiles []client.Object) {
+// newShardedWorld is a world with the hubs of the default shard, a and b, and a pull member in a with two profiles.
+func newShardedWorld(t *testing.T) (w *world, cluster *libv1beta1.SveltosCluster, profiles []client.Object) {
 	t.Helper()
 	w = newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
@@ -201,51 +201,51 @@ func shardedWorld(t *testing.T) (w *world, cluster *libv1beta1.SveltosCluster, p
 	for _, shard := range []string{"", "a", "b"} {
 		w.start(w.plane.Config, hub.Options{ShardKey: shard, CacheDir: cache})
 	}
-	cluster = w.createMember("one", w.prod())
+	cluster = w.createMember("one", w.prodLabels())
 	w.move(cluster, "a")
 	w.renewLease(cluster, time.Now())
 	w.setReady(cluster)
-	w.configMap("manifests", manifest("first"))
-	return w, cluster, []client.Object{w.profile(nil), w.profile(nil)}
+	w.createConfigMap("manifests", manifest("first"))
+	return w, cluster, []client.Object{w.createProfile(nil), w.createProfile(nil)}
 }
 
 // TestClusterMovesBetweenShards moves a pull cluster with two profiles from shard a to b, back to a, and to the
 // default shard. Each hub deploys changes, and nothing is removed.
 func TestClusterMovesBetweenShards(t *testing.T) {
-	w, cluster, profiles := shardedWorld(t)
+	w, cluster, profiles := newShardedWorld(t)
 	agent := w.startAgent(cluster.Name)
 	cm := &corev1.ConfigMap{}
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "manifests"}, cm))
 	w.wantShard(cluster, profiles, "a")
-	uids := w.groupUIDs()
+	uids := w.listGroupUIDs()
 	for _, shard := range []string{"b", "a", "", "b"} {
 		w.move(cluster, shard)
 		w.changeContent(cm, profiles, cluster.Name, "moved-to-"+shard+"x")
 		w.wantShard(cluster, profiles, shard)
 	}
-	if err := same(uids, w.groupUIDs()); err != nil {
+	if err := checkEqual(uids, w.listGroupUIDs()); err != nil {
 		t.Errorf("groups were created again: %v", err)
 	}
-	if removed := agent.removed(); len(removed) > 0 {
+	if removed := agent.deleteCluster(); len(removed) > 0 {
 		t.Errorf("the agent was requested to remove %v", removed)
 	}
-	// The hub of the last shard withdraws.
+	// The hub of the last shard withdraws the profiles.
 	for _, profile := range profiles {
 		w.must(w.Delete(t.Context(), profile))
 		w.wantNoSummary(profile, cluster.Name)
 	}
-	if removed := agent.removed(); len(removed) < len(profiles) {
+	if removed := agent.deleteCluster(); len(removed) < len(profiles) {
 		t.Errorf("the agent was requested to remove %v, want all", removed)
 	}
 }
 
-// TestObjectsWithoutLabelAreAdopted has objects as a release without labels left them: neither they nor the cluster
-// have a mark of the shard. It also has a summary whose label somebody deletes later.
-func TestObjectsWithoutLabelAreAdopted(t *testing.T) {
-	w, cluster, profiles := shardedWorld(t)
+// TestObjectsWithoutShardLabelAreAdopted has objects of a Towline release without shard labels, and later a summary
+// whose label a user deletes.
+func TestObjectsWithoutShardLabelAreAdopted(t *testing.T) {
+	w, cluster, profiles := newShardedWorld(t)
 	agent := w.startAgent(cluster.Name)
 	w.wantShard(cluster, profiles, "a")
-	uids := w.groupUIDs()
+	uids := w.listGroupUIDs()
 	unlabel := func(obj client.Object) {
 		w.Helper()
 		before := obj.DeepCopyObject().(client.Object)
@@ -258,25 +258,25 @@ func TestObjectsWithoutLabelAreAdopted(t *testing.T) {
 		unlabel(&groups.Items[i])
 	}
 	for _, profile := range profiles {
-		summary, err := w.summary(profile, cluster.Name)
+		summary, err := w.getSummary(profile, cluster.Name)
 		w.must(err)
 		unlabel(summary)
 	}
 	update(w, cluster, func(c *libv1beta1.SveltosCluster) { delete(c.Annotations, kube.AnnotationLabelledShard) })
 	w.wantShard(cluster, profiles, "a")
 
-	// The default hub sees a summary without its label.
-	summary, err := w.summary(profiles[0], cluster.Name)
+	// The default hub watches the summary without its label.
+	summary, err := w.getSummary(profiles[0], cluster.Name)
 	w.must(err)
 	unlabel(summary)
 	w.wantShard(cluster, profiles, "a")
 	cm := &corev1.ConfigMap{}
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "manifests"}, cm))
 	w.changeContent(cm, profiles, cluster.Name, "changed")
-	if err := same(uids, w.groupUIDs()); err != nil {
+	if err := checkEqual(uids, w.listGroupUIDs()); err != nil {
 		t.Errorf("groups were created again: %v", err)
 	}
-	if removed := agent.removed(); len(removed) > 0 {
+	if removed := agent.deleteCluster(); len(removed) > 0 {
 		t.Errorf("the agent was requested to remove %v", removed)
 	}
 }
@@ -287,15 +287,15 @@ func TestSummaryOfDeletedClusterInAnotherShard(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	w.start(w.plane.Config, hub.Options{Transports: newShardTransport().transports()})
-	w.configMap("manifests", manifest("a"))
-	cluster := w.memberOf("nobody", "one")
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	cluster := w.createShardMember("unserved", "one")
+	profile := w.createProfile(nil)
 	w.eventually("a summary", func() error {
-		summary, err := w.summary(profile, "one")
+		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err
 		}
-		if summary.Labels[fleet.LabelShard] != "nobody" {
+		if summary.Labels[fleet.LabelShard] != "unserved" {
 			return errors.New("no label of the shard")
 		}
 		return nil
@@ -305,7 +305,7 @@ func TestSummaryOfDeletedClusterInAnotherShard(t *testing.T) {
 	w.wantNoSummary(profile, "one")
 	w.eventually("the profile is deleted", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it exists: %w", err)
+			return fmt.Errorf("the summary exists: %w", err)
 		}
 		return nil
 	})

@@ -23,7 +23,7 @@ type shardTransport struct{ *fakeTransport }
 var _ deliver.Transport = shardTransport{}
 
 func newShardTransport() shardTransport {
-	return shardTransport{&fakeTransport{has: map[string]bundle.Bundle{}}}
+	return shardTransport{&fakeTransport{deployed: map[string]bundle.Bundle{}}}
 }
 
 func (c shardTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
@@ -46,12 +46,12 @@ func (c shardTransport) transports() map[fleet.Mode]deliver.Transport {
 	return map[fleet.Mode]deliver.Transport{fleet.Push: c, fleet.Pull: c}
 }
 
-// memberOf registers a pull member of a shard with a live agent.
-func (w *world) memberOf(shard, name string) *libv1beta1.SveltosCluster {
+// createShardMember registers a pull member of a shard with a live agent.
+func (w *world) createShardMember(shard, name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: w.ns, Name: name, Labels: w.prod(), Annotations: map[string]string{libv1beta1.ShardAnnotation: shard},
+			Namespace: w.ns, Name: name, Labels: w.prodLabels(), Annotations: map[string]string{libv1beta1.ShardAnnotation: shard},
 		},
 		Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
@@ -69,17 +69,17 @@ func TestShardsShareTheFleet(t *testing.T) {
 	w.start(w.plane.Config, hub.Options{LeaderElection: true, Transports: rest.transports()})
 	w.start(w.plane.Config, hub.Options{ShardKey: "k", LeaderElection: true, Transports: k.transports()})
 
-	cm := w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	w.memberOf("k", "two")
-	nobodys := w.memberOf("nobody", "three")
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.createShardMember("k", "two")
+	unserved := w.createShardMember("nobody", "three")
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
 	w.wantProvisioned(profile, "two")
 	a := []string{"ConfigMap default/a"}
 	wantHas := func(c shardTransport, member string, want []string) {
 		t.Helper()
-		if err := same(want, c.refs(member, "Resources")); err != nil {
+		if err := checkEqual(want, c.refs(member, "Resources")); err != nil {
 			t.Errorf("%s %v", member, err)
 		}
 	}
@@ -87,7 +87,7 @@ func TestShardsShareTheFleet(t *testing.T) {
 	wantHas(rest, "two", nil)
 	wantHas(k, "one", nil)
 	wantHas(k, "two", a)
-	if summary, err := w.summary(profile, "three"); err != nil || len(summary.Status.FeatureSummaries) != 0 {
+	if summary, err := w.getSummary(profile, "three"); err != nil || len(summary.Status.FeatureSummaries) != 0 {
 		t.Errorf("a cluster of a shard without a hub: got %+v and %v", summary, err)
 	}
 	for _, lease := range []string{"towline-hub", "towline-hub-k"} {
@@ -98,9 +98,9 @@ func TestShardsShareTheFleet(t *testing.T) {
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k")
 	})
-	w.eventually("the other shard takes over", func() error { return same(a, k.refs("one", "Resources")) })
+	w.eventually("the other shard takes over", func() error { return checkEqual(a, k.refs("one", "Resources")) })
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("b") })
-	w.eventually("the other shard goes on", func() error { return same([]string{"ConfigMap default/b"}, k.refs("one", "Resources")) })
+	w.eventually("delivery in the other shard", func() error { return checkEqual([]string{"ConfigMap default/b"}, k.refs("one", "Resources")) })
 	w.wantProvisioned(profile, "one")
 	wantHas(rest, "one", a)
 	if left := append(rest.withdrawals(), k.withdrawals()...); len(left) > 0 {
@@ -108,21 +108,21 @@ func TestShardsShareTheFleet(t *testing.T) {
 	}
 
 	// The finalizers of summaries of deleted clusters are removed, whatever their shard.
-	w.must(w.Delete(t.Context(), nobodys))
+	w.must(w.Delete(t.Context(), unserved))
 	w.must(w.Delete(t.Context(), profile))
 	for _, member := range []string{"one", "two"} {
 		w.wantNoSummary(profile, member)
 	}
-	w.eventually("withdrawn by the shard that has them", func() error { return same(2, len(k.withdrawals())) })
+	w.eventually("withdrawn by the shard that has them", func() error { return checkEqual(2, len(k.withdrawals())) })
 	if left := rest.withdrawals(); len(left) > 0 {
-		t.Errorf("withdrawals by the other: got %+v, want none", left)
+		t.Errorf("withdrawals by the hub of another shard: got %+v, want none", left)
 	}
 }
 
-func TestShardKeyMustBeAName(t *testing.T) {
+func TestInvalidShardKeyIsRefused(t *testing.T) {
 	t.Parallel()
 	sharedHub()
-	if err := hub.Run(t.Context(), sharedPlane.Config, hub.Options{ShardKey: "a b"}); err == nil {
+	if err := hub.Run(t.Context(), hubPlane.Config, hub.Options{ShardKey: "a b"}); err == nil {
 		t.Error("got no error")
 	} else if want := `shard key "a b": `; fmt.Sprintf("%.*s", len(want), err) != want {
 		t.Errorf("got %q, want it to begin with %q", err, want)

@@ -37,8 +37,8 @@ const (
 	clockError = 2 * time.Minute
 )
 
-// renewLeases renews the Leases of these members every two seconds, as far as the API server takes that, until the
-// returned function is called.
+// renewLeases renews the Leases of these members every two seconds until stop is called. It ignores errors of the API
+// server.
 func (w *world) renewLeases(members ...fleet.Member) (stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	var running sync.WaitGroup
@@ -59,8 +59,8 @@ func (w *world) renewLeases(members ...fleet.Member) (stop func()) {
 	}
 }
 
-// pullCluster creates a ready Cluster in pull mode.
-func (w *world) pullCluster(name string) *clusterv1alpha1.Cluster {
+// createPullCluster creates a ready Cluster in pull mode.
+func (w *world) createPullCluster(name string) *clusterv1alpha1.Cluster {
 	w.Helper()
 	cluster := w.createReadyCluster(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
 	// No profile matches it.
@@ -70,7 +70,7 @@ func (w *world) pullCluster(name string) *clusterv1alpha1.Cluster {
 	return cluster
 }
 
-// listAlive lists the members that are healthy or ready in their status.
+// listAlive lists the members with a healthy or ready status.
 func (w *world) listAlive() ([]string, error) {
 	var names []string
 	var sveltos libv1beta1.SveltosClusterList
@@ -90,12 +90,12 @@ func (w *world) listAlive() ([]string, error) {
 	return names, err
 }
 
-// wantAlive fails if listAlive returns other members than these during a time.
+// wantAlive fails if listAlive returns other members within this time.
 func (w *world) wantAlive(during time.Duration, want ...string) {
 	w.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); <-time.After(200 * time.Millisecond) {
 		names, err := w.listAlive()
-		if err := errors.Join(err, same(want, names)); err != nil {
+		if err := errors.Join(err, checkEqual(want, names)); err != nil {
 			w.Fatalf("alive: %v", err)
 		}
 	}
@@ -107,7 +107,7 @@ func (w *world) waitUntilAlive(within time.Duration, want ...string) {
 	var last error
 	err := wait.PollUntilContextTimeout(w.Context(), 200*time.Millisecond, within, true, func(context.Context) (bool, error) {
 		names, err := w.listAlive()
-		last = errors.Join(err, same(want, names))
+		last = errors.Join(err, checkEqual(want, names))
 		return last == nil, nil
 	})
 	if err != nil {
@@ -116,16 +116,16 @@ func (w *world) waitUntilAlive(within time.Duration, want ...string) {
 }
 
 func TestLiveAgentsAreNotDownAfterAnOutageOrARestart(t *testing.T) {
-	w, run := ownWorldWith(t, "outage", hub.Options{
+	w, run := newRestartableWorldWith(t, "outage", hub.Options{
 		HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: sveltosLimit, fleet.TypeKarmada: karmadaLimit},
 	})
 	stop := run()
-	w.configMap("manifests", manifest("a"))
-	lives, dies, leaves := w.member("lives", nil), w.member("dies", nil), w.member("leaves", w.prod())
-	profile := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	lives, dies, leaves := w.createReadyMember("lives", nil), w.createReadyMember("dies", nil), w.createReadyMember("leaves", w.prodLabels())
+	profile := w.createProfile(nil)
 	summary := w.wantProvisioned(profile, "leaves")
-	alive := []fleet.Member{fleet.FromSveltosCluster(lives), fleet.FromCluster(w.pullCluster("runs"))}
-	dead := []fleet.Member{fleet.FromSveltosCluster(dies), fleet.FromSveltosCluster(leaves), fleet.FromCluster(w.pullCluster("ends"))}
+	alive := []fleet.Member{fleet.FromSveltosCluster(lives), fleet.FromCluster(w.createPullCluster("runs"))}
+	dead := []fleet.Member{fleet.FromSveltosCluster(dies), fleet.FromSveltosCluster(leaves), fleet.FromCluster(w.createPullCluster("ends"))}
 	stopBeats := w.renewLeases(append(dead, alive...)...)
 	w.waitUntilAlive(waitTimeout, "dies", "ends", "leaves", "lives", "runs")
 
@@ -152,7 +152,7 @@ func TestLiveAgentsAreNotDownAfterAnOutageOrARestart(t *testing.T) {
 	w.wantAlive(karmadaLimit, "dies", "lives", "runs")
 	for _, cluster := range []client.Object{lives, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "runs"}}} {
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
-		for _, event := range w.events(cluster) {
+		for _, event := range w.listEvents(cluster) {
 			if strings.HasPrefix(event, "Warning") {
 				t.Errorf("%s: %s", cluster.GetName(), event)
 			}
@@ -160,7 +160,7 @@ func TestLiveAgentsAreNotDownAfterAnOutageOrARestart(t *testing.T) {
 	}
 }
 
-// wantDeliveryAfterHeartbeat lets a profile match a silent member, and fails unless the delivery follows the next
+// wantDeliveryAfterHeartbeat creates a profile for a silent member, and fails unless the delivery follows the next
 // heartbeat.
 func (w *world) wantDeliveryAfterHeartbeat(member *libv1beta1.SveltosCluster) {
 	w.Helper()
@@ -168,12 +168,12 @@ func (w *world) wantDeliveryAfterHeartbeat(member *libv1beta1.SveltosCluster) {
 		return s.Ready && s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == "AgentLastReportTime is older than max allowed age." && s.ConnectionFailures == 3
 	})
 	update(w, member, func(c *libv1beta1.SveltosCluster) { c.Labels = map[string]string{"left": w.ns} })
-	profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels = map[string]string{"left": w.ns} })
+	profile := w.createProfile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels = map[string]string{"left": w.ns} })
 	w.wantFeature(profile, member.Name, configv1beta1.FeatureSummary{
 		FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioning, FailureMessage: "agent in managed cluster is not healthy.",
 	})
 	if got := w.refs(member.Name, "Resources"); got != nil {
-		w.Errorf("%s has %v", member.Name, got)
+		w.Errorf("objects on %s: %v", member.Name, got)
 	}
 	w.renewLease(member, time.Now())
 	w.wantCluster(member, func(s libv1beta1.SveltosClusterStatus) bool {
@@ -195,19 +195,19 @@ func (w *world) wantDeregistrationByForceOnly(member *libv1beta1.SveltosCluster,
 		w.Errorf("withdrawn: %v", got)
 	}
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(member), member))
-	registered := w.registration(member.Name, fleet.FromSveltosCluster(member).DeliveryNamespace)
-	w.wantAll(registered)
+	registered := w.registrationObjects(member.Name, fleet.FromSveltosCluster(member).DeliveryNamespace)
+	w.wantObjects(registered)
 
 	request.Force = true
-	departure, err := join.Deregister(w.Context(), w.plane.Config, request)
+	result, err := join.Deregister(w.Context(), w.plane.Config, request)
 	w.must(err)
-	if err := same([]string{"ConfigMap default/a", "the agent, in namespace projectsveltos"}, departure.Left); err != nil || !departure.Forced {
-		w.Errorf("left %v, forced %t", err, departure.Forced)
+	if err := checkEqual([]string{"ConfigMap default/a", "the agent, in namespace projectsveltos"}, result.Left); err != nil || !result.Forced {
+		w.Errorf("left objects: %v, forced: %t", err, result.Forced)
 	}
-	w.wantNone(registered)
+	w.wantNoObjects(registered)
 	w.eventually("event", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/" + member.Name + " is unreachable and is force-deregistered; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
-		if all := w.events(summary); !slices.Contains(all, want) {
+		if all := w.listEvents(summary); !slices.Contains(all, want) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil

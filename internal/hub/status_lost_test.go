@@ -24,8 +24,8 @@ func (w *world) loseStatus(obj client.Object) {
 	w.must(w.Status().Patch(w.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))))
 }
 
-// touch changes an annotation of a profile, and waits until the hub has copied it to the summary.
-func touch[T client.Object](w *world, profile T, summary *configv1beta1.ClusterSummary, value string) {
+// annotateProfile changes an annotation of a profile, and waits until the hub has copied it to the summary.
+func annotateProfile[T client.Object](w *world, profile T, summary *configv1beta1.ClusterSummary, value string) {
 	w.Helper()
 	const key = "test.towline.dev/touched"
 	update(w, profile, func(p T) {
@@ -50,11 +50,11 @@ func touch[T client.Object](w *world, profile T, summary *configv1beta1.ClusterS
 
 func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	everywhere := w.profile(nil)
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	everywhere := w.createProfile(nil)
 	here := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "here"}, Spec: *everywhere.Spec.DeepCopy()}
-	w.configMap("others", manifest("b"))
+	w.createConfigMap("others", manifest("b"))
 	here.Spec.PolicyRefs[0].Name = "others"
 	w.create(here)
 	summaries := map[client.Object]*configv1beta1.ClusterSummary{
@@ -62,15 +62,15 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	}
 	// Without a heartbeat the hub does not write the status again before the test does.
 	w.loseStatus(one)
-	touch(w, everywhere, summaries[everywhere], "lost")
-	touch(w, here, summaries[here], "lost")
+	annotateProfile(w, everywhere, summaries[everywhere], "lost")
+	annotateProfile(w, here, summaries[here], "lost")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
 	if one.Status.Ready {
 		t.Error("the cluster is ready")
 	}
 	w.setReady(one)
-	touch(w, everywhere, summaries[everywhere], "found")
-	touch(w, here, summaries[here], "found")
+	annotateProfile(w, everywhere, summaries[everywhere], "found")
+	annotateProfile(w, here, summaries[here], "found")
 	for profile, summary := range summaries {
 		if got := w.wantProvisioned(profile, "one"); got.UID != summary.UID {
 			t.Errorf("%s has another summary", profile.GetName())
@@ -81,22 +81,22 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	}
 }
 
-// provisioned creates a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned
-// on it.
-func (w *world) provisioned() (*clusterv1alpha1.Cluster, *configv1beta1.ClusterProfile, *configv1beta1.ClusterSummary) {
+// createProvisionedCluster creates a Cluster in pull mode with the name of the test's namespace, and a profile
+// that is provisioned on it.
+func (w *world) createProvisionedCluster() (*clusterv1alpha1.Cluster, *configv1beta1.ClusterProfile, *configv1beta1.ClusterSummary) {
 	w.Helper()
-	w.configMap("manifests", manifest("a"))
-	board.mu.Lock()
-	board.tests[fleet.ExecutionSpace(w.ns)] = w.fakeTransport
-	board.mu.Unlock()
+	w.createConfigMap("manifests", manifest("a"))
+	sharedTransport.mu.Lock()
+	sharedTransport.tests[fleet.ExecutionSpace(w.ns)] = w.fakeTransport
+	sharedTransport.mu.Unlock()
 	one := w.createReadyCluster(w.ns, clusterv1alpha1.ClusterSpec{ID: w.ns, SyncMode: clusterv1alpha1.Pull})
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	return one, profile, w.wantState(profile, w.ns, libv1beta1.FeatureStatusProvisioned)
 }
 
 func TestForceWithdrawsFromAKarmadaClusterWhoseStatusIsLost(t *testing.T) {
 	w := newWorld(t)
-	one, _, summary := w.provisioned()
+	one, _, summary := w.createProvisionedCluster()
 	w.eventually("heartbeat", func() error {
 		lease := &coordinationv1.Lease{}
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(w.ns), Name: w.ns}, lease); err != nil {
@@ -110,7 +110,7 @@ func TestForceWithdrawsFromAKarmadaClusterWhoseStatusIsLost(t *testing.T) {
 	})
 	w.loseStatus(one)
 	w.must(w.Delete(t.Context(), one))
-	w.eventually("the summary goes", func() error { return w.checkNotFound(summary, summary.Namespace, summary.Name) })
+	w.eventually("deletion of the summary", func() error { return w.checkNotFound(summary, summary.Namespace, summary.Name) })
 	if got := w.withdrawals(); len(got) != 1 {
 		t.Errorf("withdrawn: %v", got)
 	}
@@ -118,11 +118,11 @@ func TestForceWithdrawsFromAKarmadaClusterWhoseStatusIsLost(t *testing.T) {
 
 func TestAddonsStayWhileTheStatusOfTheirKarmadaClusterIsLost(t *testing.T) {
 	w := newWorld(t)
-	one, profile, summary := w.provisioned()
+	one, profile, summary := w.createProvisionedCluster()
 	w.loseStatus(one)
-	touch(w, profile, summary, "lost")
+	annotateProfile(w, profile, summary, "lost")
 	w.eventually("the Cluster is ready again", func() error { return w.patchReady(one, metav1.ConditionTrue) })
-	touch(w, profile, summary, "found")
+	annotateProfile(w, profile, summary, "found")
 	if got := w.withdrawals(); got != nil {
 		t.Errorf("withdrawn: %v", got)
 	}
@@ -130,9 +130,9 @@ func TestAddonsStayWhileTheStatusOfTheirKarmadaClusterIsLost(t *testing.T) {
 
 func TestProfilesTakeOverRestoredSummaries(t *testing.T) {
 	w := newWorld(t)
-	// With it as a second owner, the garbage collector, which may be faster than the hub, keeps the summary.
-	manifests := w.configMap("manifests", manifest("a"))
-	w.member("one", w.prod())
+	// The second owner protects the summary from the garbage collector, which may be faster than the hub.
+	manifests := w.createConfigMap("manifests", manifest("a"))
+	w.createReadyMember("one", w.prodLabels())
 	// After a restore a profile has another UID, or the owner references are missing.
 	tests := map[string]func(profile string) []metav1.OwnerReference{
 		"without an owner": func(string) []metav1.OwnerReference { return nil },
@@ -145,7 +145,7 @@ func TestProfilesTakeOverRestoredSummaries(t *testing.T) {
 	}
 	for name, owners := range tests {
 		t.Run(name, func(t *testing.T) {
-			profile := w.profile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels["env"] = "none" })
+			profile := w.createProfile(func(s *configv1beta1.ProfileSpec) { s.ClusterSelector.MatchLabels["env"] = "none" })
 			restored := &configv1beta1.ClusterSummary{
 				ObjectMeta: metav1.ObjectMeta{
 					Namespace: w.ns, Name: match.SummaryName(configv1beta1.ClusterProfileKind, profile.Name, memberNamed("one")),
@@ -168,11 +168,11 @@ func TestProfilesTakeOverRestoredSummaries(t *testing.T) {
 	}
 }
 
-func TestDeregistrationIgnoresOrdersOfAnEarlierOne(t *testing.T) {
+func TestDeregistrationIgnoresAnnotationsOfEarlierDeregistration(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("a"))
-	one := w.member("one", w.prod())
-	w.wantProvisioned(w.profile(nil), "one")
+	w.createConfigMap("manifests", manifest("a"))
+	one := w.createReadyMember("one", w.prodLabels())
+	w.wantProvisioned(w.createProfile(nil), "one")
 	// The cluster is restored from a backup during its deregistration.
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationAgentRequest, kube.AgentRequestRemove)
@@ -180,7 +180,7 @@ func TestDeregistrationIgnoresOrdersOfAnEarlierOne(t *testing.T) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationLeftBehind, `["something"]`)
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeregister, kube.DeregisterForce+","+kube.DeregisterAbandon)
 	})
-	w.eventually("only what people may write is left", func() error {
+	w.eventually("only the annotations of users are left", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(one), one); err != nil {
 			return err
 		}
@@ -190,8 +190,8 @@ func TestDeregistrationIgnoresOrdersOfAnEarlierOne(t *testing.T) {
 		return nil
 	})
 	w.must(w.Delete(t.Context(), one))
-	w.removeAgentWhenOrdered(one)
-	w.wantClusterGone("one")
+	w.confirmAgentRemoval(one)
+	w.wantClusterDeleted("one")
 	if got := w.withdrawals(); len(got) != 1 {
 		t.Errorf("withdrawn: %v", got)
 	}

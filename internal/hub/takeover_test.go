@@ -33,7 +33,7 @@ type cutTransport struct {
 	next http.RoundTripper
 }
 
-// RoundTrip fails once the client is cut off.
+// RoundTrip returns an error if cut is set.
 func (s cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if s.cut.Load() {
 		return nil, errors.New("cut off")
@@ -41,45 +41,45 @@ func (s cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return s.next.RoundTrip(r)
 }
 
-// cuttable returns a copy of config, and a switch after which all its requests fail, as after a kill: the Lease is not
-// released.
-func cuttable(config *rest.Config) (*rest.Config, *atomic.Bool) {
+// withCutSwitch returns a copy of config, and a switch that makes all its requests fail, as after a kill: the Lease is
+// not released.
+func withCutSwitch(config *rest.Config) (*rest.Config, *atomic.Bool) {
 	cut := &atomic.Bool{}
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return cutTransport{cut, next} })
 	return config, cut
 }
 
-// pushMember registers the test's own control plane as a member in push mode.
-func (w *world) pushMember(name string) *libv1beta1.SveltosCluster {
+// registerPushMember registers the test's own control plane as a member in push mode.
+func (w *world) registerPushMember(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := os.ReadFile(w.plane.Kubeconfig)
 	w.must(err)
-	return w.pushMemberWith(name, raw)
+	return w.registerPushMemberWith(name, raw)
 }
 
-// pushMemberWith registers a member in push mode.
-func (w *world) pushMemberWith(name string, kubeconfig []byte) *libv1beta1.SveltosCluster {
+// registerPushMemberWith registers a member in push mode.
+func (w *world) registerPushMemberWith(name string, kubeconfig []byte) *libv1beta1.SveltosCluster {
 	w.Helper()
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": kubeconfig}})
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.prod()}}
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.prodLabels()}}
 	w.create(cluster)
 	return cluster
 }
 
-func (w *world) leader() (string, error) {
+func (w *world) getLeader() (string, error) {
 	lease := &coordinationv1.Lease{}
 	if err := w.Get(w.Context(), client.ObjectKey{Namespace: "projectsveltos", Name: "towline-hub"}, lease); err != nil {
 		return "", err
 	}
 	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
-		return "", errors.New("nobody leads")
+		return "", errors.New("no hub is the leader")
 	}
 	return *lease.Spec.HolderIdentity, nil
 }
 
-// version returns the resourceVersion of a ConfigMap in namespace default.
-func (w *world) version(name string) (string, error) {
+// getVersion returns the resourceVersion of a ConfigMap in namespace default.
+func (w *world) getVersion(name string) (string, error) {
 	cm := &corev1.ConfigMap{}
 	err := w.Get(w.Context(), client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, cm)
 	return cm.ResourceVersion, err
@@ -88,23 +88,23 @@ func (w *world) version(name string) (string, error) {
 func TestKilledHubIsReplaced(t *testing.T) {
 	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	config, cut := cuttable(w.plane.Config)
+	config, cut := withCutSwitch(w.plane.Config)
 	cache := t.TempDir()
 	ended := make(chan error, 1)
 	go func() { ended <- hub.Run(t.Context(), config, hub.Options{LeaderElection: true, CacheDir: cache}) }()
-	cm := w.configMap("manifests", manifest("a"))
-	w.pushMember("one")
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	w.registerPushMember("one")
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
-	first, err := w.leader()
+	first, err := w.getLeader()
 	w.must(err)
-	before, err := w.version("a")
+	before, err := w.getVersion("a")
 	w.must(err)
 
 	health := freeAddress(t)
 	w.start(w.plane.Config, hub.Options{LeaderElection: true, CacheDir: cache, HealthAddress: health})
 	w.eventually("the second hub is ready to take over", func() error { return probe(health, "/readyz", http.StatusOK) })
-	if now, err := w.leader(); err != nil || now != first {
+	if now, err := w.getLeader(); err != nil || now != first {
 		t.Fatalf("leader: got %s and %v, want %s as before", now, err, first)
 	}
 
@@ -112,7 +112,7 @@ func TestKilledHubIsReplaced(t *testing.T) {
 	began := time.Now()
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
 	w.eventually("the second hub delivers", func() error {
-		_, err := w.version("b")
+		_, err := w.getVersion("b")
 		return err
 	})
 	if took := time.Since(began); took > takeoverLimit {
@@ -120,12 +120,12 @@ func TestKilledHubIsReplaced(t *testing.T) {
 	} else {
 		t.Logf("taken over after %s", took.Round(time.Millisecond))
 	}
-	if now, err := w.leader(); err != nil || now == first {
+	if now, err := w.getLeader(); err != nil || now == first {
 		t.Errorf("leader: got %s and %v, want another than before", now, err)
 	}
 	w.wantProvisioned(profile, "one")
-	if after, err := w.version("a"); err != nil || after != before {
-		t.Errorf("what was there was written again: version %s, then %s and %v", before, after, err)
+	if after, err := w.getVersion("a"); err != nil || after != before {
+		t.Errorf("the unchanged object was written again: version %s, then %s and %v", before, after, err)
 	}
 	select {
 	case err := <-ended:
@@ -143,11 +143,11 @@ func TestPushMemberChangesShards(t *testing.T) {
 	cache := t.TempDir()
 	w.start(w.plane.Config, hub.Options{CacheDir: cache})
 	w.start(w.plane.Config, hub.Options{ShardKey: "k", CacheDir: cache})
-	cm := w.configMap("manifests", manifest("a"))
-	one := w.pushMember("one")
-	profile := w.profile(nil)
+	cm := w.createConfigMap("manifests", manifest("a"))
+	one := w.registerPushMember("one")
+	profile := w.createProfile(nil)
 	w.wantProvisioned(profile, "one")
-	before, err := w.version("a")
+	before, err := w.getVersion("a")
 	w.must(err)
 
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
@@ -155,17 +155,17 @@ func TestPushMemberChangesShards(t *testing.T) {
 	})
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
 	w.eventually("new content", func() error {
-		_, err := w.version("b")
+		_, err := w.getVersion("b")
 		return err
 	})
 	w.wantProvisioned(profile, "one")
-	if after, err := w.version("a"); err != nil || after != before {
-		t.Errorf("what was there was written again: version %s, then %s and %v", before, after, err)
+	if after, err := w.getVersion("a"); err != nil || after != before {
+		t.Errorf("the unchanged object was written again: version %s, then %s and %v", before, after, err)
 	}
 	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "a"}}))
-	w.eventually("the other shard heals", func() error {
-		if _, err := w.version("a"); err != nil {
-			return fmt.Errorf("read what was deleted: %w", err)
+	w.eventually("drift correction by the other shard", func() error {
+		if _, err := w.getVersion("a"); err != nil {
+			return fmt.Errorf("read the deleted object: %w", err)
 		}
 		return nil
 	})

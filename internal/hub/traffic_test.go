@@ -27,14 +27,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// traffic lists the requests of a hub.
-type traffic struct {
+// requestRecorder records the requests of a hub.
+type requestRecorder struct {
 	mu   sync.Mutex // guards seen
 	seen []string
 }
 
 // on returns a copy of config whose requests are recorded.
-func (r *traffic) on(config *rest.Config) *rest.Config {
+func (r *requestRecorder) on(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
@@ -50,8 +50,8 @@ func (r *traffic) on(config *rest.Config) *rest.Config {
 	return config
 }
 
-// take returns the requests since the last call.
-func (r *traffic) take() []string {
+// take returns the requests since the last call of take.
+func (r *requestRecorder) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	seen := r.seen
@@ -63,23 +63,23 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-// countedWorld starts a hub on a private control plane, and records its requests.
-func countedWorld(t *testing.T, name string) (*world, *traffic) {
+// newRecordedWorld starts a hub on a private control plane, and records its requests.
+func newRecordedWorld(t *testing.T, name string) (*world, *requestRecorder) {
 	t.Helper()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named(name)))
+	w := newWorldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
-	requests := &traffic{}
+	requests := &requestRecorder{}
 	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
-	w.configMap("manifests", manifest("a"))
+	w.createConfigMap("manifests", manifest("a"))
 	return w, requests
 }
 
-func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
+func TestHeartbeatsCauseNoHubRequests(t *testing.T) {
 	t.Parallel()
-	w, requests := countedWorld(t, "beats")
-	one := w.member("one", w.prod())
-	w.wantProvisioned(w.profile(nil), "one")
+	w, requests := newRecordedWorld(t, "beats")
+	one := w.createReadyMember("one", w.prodLabels())
+	w.wantProvisioned(w.createProfile(nil), "one")
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
 	})
@@ -94,23 +94,23 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 		lease.Namespace, lease.Name = w.ns, one.Name
 		update(w, lease, func(l *coordinationv1.Lease) { l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()} })
 	}
-	// Agents report on the cluster object, too, every few minutes.
+	// Agents also report in the status of the cluster every few minutes.
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
 	before := one.DeepCopy()
 	one.Status.AgentLastReportTime = &metav1.Time{Time: time.Now()}
 	w.must(w.Status().Patch(t.Context(), one, client.MergeFrom(before)))
 	if err := w.checkNoRequests(requests, quiet); err != nil {
-		t.Errorf("%d heartbeats made the hub ask: %v", beats, err)
+		t.Errorf("%d heartbeats caused requests: %v", beats, err)
 	}
 }
 
-// TestSummariesOfANewClusterReadNoInventory has a cluster that is registered while the hub runs.
+// TestSummariesOfANewClusterReadNoInventory registers a cluster while the hub runs.
 func TestSummariesOfANewClusterReadNoInventory(t *testing.T) {
 	t.Parallel()
-	w, requests := countedWorld(t, "inventory")
-	w.member("one", w.prod())
+	w, requests := newRecordedWorld(t, "inventory")
+	w.createReadyMember("one", w.prodLabels())
 	for range 3 {
-		w.wantSummary(w.profile(nil), "one", func(s configv1beta1.ClusterSummaryStatus) bool { return len(s.FeatureSummaries) > 0 })
+		w.wantSummary(w.createProfile(nil), "one", func(s configv1beta1.ClusterSummaryStatus) bool { return len(s.FeatureSummaries) > 0 })
 	}
 	lists := 0
 	for _, request := range requests.take() {
@@ -122,37 +122,37 @@ func TestSummariesOfANewClusterReadNoInventory(t *testing.T) {
 		}
 	}
 	if lists > 2 {
-		t.Errorf("%d lists of records, want at most that of the hub and one of the cluster", lists)
+		t.Errorf("%d lists of records, want at most one for the hub and one for the cluster", lists)
 	}
 }
 
 func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 	t.Parallel()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named("traffic")))
+	w := newWorldOn(t, localkube.ForTest(t, localkube.Named("traffic")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
-	requests := &traffic{}
+	requests := &requestRecorder{}
 	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
 	const quiet = time.Second
-	// It also reads kube-public/cluster-info, if that does not exist.
+	// The hub also reads kube-public/cluster-info if it does not exist.
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}})
 	first := w.createMember("first", nil)
-	w.manifestOf(first.Name)
-	// The hub reads the objects that all agents share once.
+	w.awaitManifest(first.Name)
+	// The hub reads the shared objects of all agents once.
 	for _, request := range requests.take() {
 		if strings.HasPrefix(request, http.MethodGet) && strings.Contains(request, "/"+w.ns+"/") && !strings.Contains(request, "watch=true") {
 			t.Errorf("read for the first cluster: %s", request)
 		}
 	}
 	w.must(w.Delete(t.Context(), first))
-	w.wantClusterGone(first.Name)
+	w.wantClusterDeleted(first.Name)
 	w.eventually("the hub has nothing to do", func() error {
 		requests.take()
 		return w.checkNoRequests(requests, quiet)
 	})
 
 	one := w.createMember("one", nil)
-	secret := w.manifestOf(one.Name)
+	secret := w.awaitManifest(one.Name)
 	seen := requests.take()
 	// The policy for tokens and its binding are read.
 	if got, want := methods(seen), (map[string]int{http.MethodGet: 2, http.MethodPatch: 3, http.MethodPost: 8}); !maps.Equal(got, want) {
@@ -181,7 +181,7 @@ func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 // TestRestartReadsNoIdentityAlone restarts the hub while one of several identities is damaged.
 func TestRestartReadsNoIdentityAlone(t *testing.T) {
 	t.Parallel()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named("restart")))
+	w := newWorldOn(t, localkube.ForTest(t, localkube.Named("restart")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	opts := hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}}
@@ -189,14 +189,14 @@ func TestRestartReadsNoIdentityAlone(t *testing.T) {
 	const clusters = 5
 	for i := range clusters {
 		w.createMember(fmt.Sprint("c", i), nil)
-		w.manifestOf(fmt.Sprint("c", i))
+		w.awaitManifest(fmt.Sprint("c", i))
 	}
 	stop()
 	damaged := &rbacv1.Role{}
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "c0"}, damaged))
 	update(w, damaged, func(r *rbacv1.Role) { r.Rules = nil })
 
-	requests := &traffic{}
+	requests := &requestRecorder{}
 	w.start(requests.on(w.plane.Config), opts)
 	w.eventually("the Role is repaired", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(damaged), damaged); err != nil || len(damaged.Rules) == 0 {
@@ -247,8 +247,8 @@ func methods(seen []string) map[string]int {
 	return counts
 }
 
-// checkNoRequests returns an error if the hub has sent requests, or sends some within a time.
-func (w *world) checkNoRequests(requests *traffic, within time.Duration) error {
+// checkNoRequests returns an error if the hub has sent requests, or sends requests within a time.
+func (w *world) checkNoRequests(requests *requestRecorder, within time.Duration) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
@@ -256,5 +256,5 @@ func (w *world) checkNoRequests(requests *traffic, within time.Duration) error {
 	case <-w.Context().Done():
 		return w.Context().Err()
 	}
-	return same([]string(nil), requests.take())
+	return checkEqual([]string(nil), requests.take())
 }

@@ -24,8 +24,8 @@ func (w *world) removeFinalizers(obj client.Object) {
 	w.must(client.IgnoreNotFound(w.Patch(w.Context(), obj, patch)))
 }
 
-// holdWithdrawals makes every withdrawal of the test hang, until release is called.
-func (w *world) holdWithdrawals() (release func()) {
+// blockWithdrawals makes every withdrawal of the test incomplete until release is called.
+func (w *world) blockWithdrawals() (release func()) {
 	w.set(func(b *fakeTransport) { b.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	return func() { w.set(func(b *fakeTransport) { b.refuse = nil }) }
 }
@@ -45,21 +45,21 @@ func (w *world) wantWithdrawn(summary string) {
 	})
 }
 
-// deployedWithoutFinalizer deploys a profile, calls remove to withdraw it, and removes the finalizer of its summary
+// deployWithoutFinalizer deploys a profile, calls remove to withdraw it, and removes the finalizer of its summary
 // before the withdrawal.
-func (w *world) deployedWithoutFinalizer(cluster *libv1beta1.SveltosCluster, remove func(*configv1beta1.ClusterProfile)) {
+func (w *world) deployWithoutFinalizer(cluster *libv1beta1.SveltosCluster, remove func(*configv1beta1.ClusterProfile)) {
 	w.Helper()
-	profile := w.profile(nil)
+	profile := w.createProfile(nil)
 	summary := w.wantProvisioned(profile, cluster.Name)
-	w.eventually("it is listed as deployed", func() error {
+	w.eventually("listing of the deployed objects", func() error {
 		return w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--" + cluster.Name}, &configv1beta1.ClusterConfiguration{})
 	})
-	release := w.holdWithdrawals()
+	release := w.blockWithdrawals()
 	remove(profile)
 	w.eventually("the summary is being deleted", func() error {
 		err := w.Get(w.Context(), client.ObjectKeyFromObject(summary), summary)
 		if err == nil && summary.DeletionTimestamp == nil {
-			err = errors.New("it is not")
+			err = errors.New("no deletionTimestamp")
 		}
 		return err
 	})
@@ -73,15 +73,15 @@ func (w *world) deployedWithoutFinalizer(cluster *libv1beta1.SveltosCluster, rem
 	w.must(client.IgnoreNotFound(w.Delete(w.Context(), profile)))
 }
 
-func TestProvedWithdrawalNeedsNoSummary(t *testing.T) {
+func TestUnneededBundleIsWithdrawnWithoutSummary(t *testing.T) {
 	w := newWorld(t)
-	w.configMap("manifests", manifest("plain"))
-	cluster := w.member("one", w.prod())
-	w.deployedWithoutFinalizer(cluster, func(*configv1beta1.ClusterProfile) {
+	w.createConfigMap("manifests", manifest("plain"))
+	cluster := w.createReadyMember("one", w.prodLabels())
+	w.deployWithoutFinalizer(cluster, func(*configv1beta1.ClusterProfile) {
 		update(w, cluster, func(c *libv1beta1.SveltosCluster) { delete(c.Labels, "env") })
 	})
 	update(w, cluster, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "prod" })
-	w.deployedWithoutFinalizer(cluster, func(profile *configv1beta1.ClusterProfile) {
+	w.deployWithoutFinalizer(cluster, func(profile *configv1beta1.ClusterProfile) {
 		w.must(w.Delete(w.Context(), profile))
 	})
 }
@@ -98,7 +98,7 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 			"one " + id("other").String(): {ID: id("other"), Owner: owner, Hub: "another-hub"},
 		}
 	})
-	cluster := w.member("one", w.prod())
+	cluster := w.createReadyMember("one", w.prodLabels())
 	condition := func() (*metav1.Condition, error) {
 		err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster)
 		return meta.FindStatusCondition(cluster.Status.Conditions, libv1beta1.ConditionUnclaimedBundles), err
@@ -112,7 +112,7 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 		return err
 	})
 	w.eventually("an event tells", func() error {
-		if events := w.events(cluster); !slices.ContainsFunc(events, func(e string) bool { return strings.Contains(e, "Warning UnclaimedBundles") }) {
+		if events := w.listEvents(cluster); !slices.ContainsFunc(events, func(e string) bool { return strings.Contains(e, "Warning UnclaimedBundles") }) {
 			return fmt.Errorf("events are %q", events)
 		}
 		return nil
@@ -131,7 +131,7 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 	})
 
 	w.must(w.Delete(w.Context(), cluster))
-	w.eventually("what another hub deployed stays, and is listed", func() error {
+	w.eventually("report of the bundle of another hub", func() error {
 		err := client.IgnoreNotFound(w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster))
 		if err == nil && !strings.Contains(cluster.Annotations[kube.AnnotationLeftBehind], "ClusterSummary other") {
 			err = fmt.Errorf("the annotations are %v", cluster.Annotations)
@@ -141,6 +141,6 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.records) != 1 {
-		t.Errorf("the member has %v, want what another hub deployed", w.records)
+		t.Errorf("the member has %v, want the bundle of another hub", w.records)
 	}
 }

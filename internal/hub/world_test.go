@@ -32,45 +32,46 @@ import (
 // waitTimeout is the timeout of eventually. It is long, since many tests share the processors.
 const waitTimeout = time.Minute
 
-// routingTransport is the transport of all tests that share a hub. It passes each call to the fakeTransport of the test
-// with the member's namespace.
+// routingTransport is the transport of a hub. It passes each call to the fakeTransport of the test with the member's
+// namespace.
 type routingTransport struct {
 	mu    sync.Mutex // guards tests
 	tests map[string]*fakeTransport
 }
 
-var board = &routingTransport{tests: map[string]*fakeTransport{}}
+// sharedTransport is the transport of sharedHub.
+var sharedTransport = &routingTransport{tests: map[string]*fakeTransport{}}
 
-func (s *routingTransport) of(m fleet.Member) *fakeTransport {
+func (s *routingTransport) transportOf(m fleet.Member) *fakeTransport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tests[m.Namespace]
 }
 
 func (s *routingTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
-	if box := s.of(m); box != nil {
-		return box.deliver(ctx, m, b)
+	if transport := s.transportOf(m); transport != nil {
+		return transport.deliver(ctx, m, b)
 	}
-	return bundle.Report{}, errors.New("nobody is there")
+	return bundle.Report{}, errors.New("no test has this namespace")
 }
 
 func (s *routingTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
-	if box := s.of(m); box != nil {
-		return box.withdraw(ctx, m, w)
+	if transport := s.transportOf(m); transport != nil {
+		return transport.withdraw(ctx, m, w)
 	}
 	return true, nil
 }
 
 func (s *routingTransport) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	if box := s.of(m); box != nil {
-		return box.findDeployed(m, id)
+	if transport := s.transportOf(m); transport != nil {
+		return transport.findDeployed(m, id)
 	}
 	return bundle.Deployed{}, false, nil
 }
 
 func (s *routingTransport) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
-	if box := s.of(m); box != nil {
-		return box.listDeployed(m)
+	if transport := s.transportOf(m); transport != nil {
+		return transport.listDeployed(m)
 	}
 	return nil, nil
 }
@@ -79,11 +80,12 @@ var _ deliver.Transport = (*routingTransport)(nil)
 
 // fakeTransport is the transport of one test. Each call succeeds at once, unless the test sets answer or refuse.
 type fakeTransport struct {
-	mu sync.Mutex // guards what follows
-	// has has the deployed bundles by member and ID; left has the withdrawals.
-	has  map[string]bundle.Bundle
-	left []bundle.Withdrawal
-	// records has the record of each delivered bundle by member and ID, applied or not.
+	mu sync.Mutex // guards the fields below
+	// deployed has the deployed bundles by member and ID.
+	deployed map[string]bundle.Bundle
+	// withdrawn has all withdrawals.
+	withdrawn []bundle.Withdrawal
+	// records has the inventory record of each delivered bundle by member and ID, applied or not.
 	records map[string]bundle.Deployed
 	// answer changes the report of a delivery, and refuse returns the result of a withdrawal; nil means success.
 	answer func(b bundle.Bundle, report *bundle.Report) error
@@ -105,7 +107,7 @@ func (b *fakeTransport) deliver(_ context.Context, m fleet.Member, want bundle.B
 	}
 	b.record(m, want, report)
 	if report.State == bundle.StateApplied {
-		b.has[m.Name+" "+want.ID.String()] = want
+		b.deployed[m.Name+" "+want.ID.String()] = want
 	}
 	return report, nil
 }
@@ -126,8 +128,8 @@ func (b *fakeTransport) withdraw(_ context.Context, m fleet.Member, w bundle.Wit
 			return done, err
 		}
 	}
-	b.left = append(b.left, w)
-	delete(b.has, m.Name+" "+w.ID.String())
+	b.withdrawn = append(b.withdrawn, w)
+	delete(b.deployed, m.Name+" "+w.ID.String())
 	delete(b.records, m.Name+" "+w.ID.String())
 	return true, nil
 }
@@ -173,9 +175,9 @@ func (b *fakeTransport) refs(member, feature string) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var refs []string
-	for _, key := range slices.Sorted(maps.Keys(b.has)) {
-		if has := b.has[key]; has.ID.Feature == feature && key == member+" "+has.ID.String() {
-			for _, ref := range has.Refs() {
+	for _, key := range slices.Sorted(maps.Keys(b.deployed)) {
+		if found := b.deployed[key]; found.ID.Feature == feature && key == member+" "+found.ID.String() {
+			for _, ref := range found.Refs() {
 				refs = append(refs, ref.String())
 			}
 		}
@@ -183,13 +185,13 @@ func (b *fakeTransport) refs(member, feature string) []string {
 	return refs
 }
 
-// withdrawals lists the withdrawals that were requested. A withdrawal that is requested again counts once: a summary
-// that changes before its finalizer is removed is withdrawn again.
+// withdrawals lists the different withdrawals. A summary that changes before its finalizer is removed is withdrawn
+// again, with an equal withdrawal.
 func (b *fakeTransport) withdrawals() []bundle.Withdrawal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var distinct []bundle.Withdrawal
-	for _, w := range b.left {
+	for _, w := range b.withdrawn {
 		if !slices.Contains(distinct, w) {
 			distinct = append(distinct, w)
 		}
@@ -208,20 +210,20 @@ func startHub(config *rest.Config, opts hub.Options) (stop func() error) {
 	}
 }
 
-// sharedHub is the hub of most tests. It ends with the test binary.
+// sharedHub starts the hub of most tests. It ends with the test binary.
 var sharedHub = sync.OnceFunc(func() {
 	plane, err := localkube.Start(context.Background(), localkube.Options{Name: "hub"})
 	if err != nil {
 		panic(err)
 	}
-	sharedPlane = plane
+	hubPlane = plane
 	if err := hub.InstallCRDs(context.Background(), plane.Config); err != nil {
 		panic(err)
 	}
-	startHub(plane.Config, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
+	startHub(plane.Config, hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: sharedTransport, fleet.Pull: sharedTransport}})
 })
 
-var sharedPlane *localkube.Plane
+var hubPlane *localkube.Plane
 
 // world is a namespace on the hub for one test, with the transport of its members.
 type world struct {
@@ -236,20 +238,20 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
 	sharedHub()
-	w := worldOn(t, sharedPlane)
-	board.mu.Lock()
-	defer board.mu.Unlock()
-	board.tests[w.ns] = w.fakeTransport
+	w := newWorldOn(t, hubPlane)
+	sharedTransport.mu.Lock()
+	defer sharedTransport.mu.Unlock()
+	sharedTransport.tests[w.ns] = w.fakeTransport
 	return w
 }
 
-func worldOn(t *testing.T, plane *localkube.Plane) *world {
+func newWorldOn(t *testing.T, plane *localkube.Plane) *world {
 	t.Helper()
 	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{TB: t, fakeTransport: &fakeTransport{has: map[string]bundle.Bundle{}}, Client: hubClient, plane: plane, ns: plane.Namespace(t, "hub")}
+	return &world{TB: t, fakeTransport: &fakeTransport{deployed: map[string]bundle.Bundle{}}, Client: hubClient, plane: plane, ns: plane.Namespace(t, "hub")}
 }
 
 func (w *world) must(err error) {
@@ -264,8 +266,8 @@ func (w *world) create(obj client.Object) {
 	w.must(w.Create(w.Context(), obj))
 }
 
-// member registers a ready pull member with a heartbeat.
-func (w *world) member(name string, labels map[string]string) *libv1beta1.SveltosCluster {
+// createReadyMember registers a ready pull member with a heartbeat.
+func (w *world) createReadyMember(name string, labels map[string]string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := w.createMember(name, labels)
 	w.renewLease(cluster, time.Now())
@@ -307,8 +309,8 @@ func (w *world) setReady(cluster *libv1beta1.SveltosCluster) {
 	w.must(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
 }
 
-// configMap creates a ConfigMap with the key "content".
-func (w *world) configMap(name, content string) *corev1.ConfigMap {
+// createConfigMap creates a ConfigMap with the key "content".
+func (w *world) createConfigMap(name, content string) *corev1.ConfigMap {
 	w.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Data: map[string]string{"content": content}}
 	w.create(cm)
@@ -320,9 +322,9 @@ func manifest(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\n  namespace: default\n", name)
 }
 
-// profile creates a ClusterProfile on the members of the test with the label env=prod that deploys the ConfigMap
+// createProfile creates a ClusterProfile on the members of the test with the label env=prod that deploys the ConfigMap
 // "manifests".
-func (w *world) profile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.ClusterProfile {
+func (w *world) createProfile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.ClusterProfile {
 	w.Helper()
 	profile := &configv1beta1.ClusterProfile{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: w.ns + "-"},
@@ -343,7 +345,7 @@ func (w *world) profile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.
 	return profile
 }
 
-func (w *world) prod() map[string]string { return map[string]string{"env": "prod", "test": w.ns} }
+func (w *world) prodLabels() map[string]string { return map[string]string{"env": "prod", "test": w.ns} }
 
 // update reads obj, changes and writes it, and retries on errors.
 func update[T client.Object](w *world, obj T, change func(T)) {
@@ -370,8 +372,8 @@ func (w *world) eventually(what string, check func() error) {
 	}
 }
 
-// summary returns the summary of profile on member, by its labels.
-func (w *world) summary(profile client.Object, member string) (*configv1beta1.ClusterSummary, error) {
+// getSummary returns the summary of profile on member, by its labels.
+func (w *world) getSummary(profile client.Object, member string) (*configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	label := configv1beta1.ClusterProfileNameLabel
 	if profile.GetNamespace() != "" {
@@ -392,7 +394,7 @@ func (w *world) wantFeature(profile client.Object, member string, want configv1b
 	w.Helper()
 	var got *configv1beta1.ClusterSummary
 	w.eventually(fmt.Sprintf("%s on %s", want.FeatureID, member), func() error {
-		summary, err := w.summary(profile, member)
+		summary, err := w.getSummary(profile, member)
 		if err != nil {
 			return err
 		}
@@ -415,16 +417,16 @@ func (w *world) wantProvisioned(profile client.Object, member string) *configv1b
 // wantNoSummary waits until there is no summary of profile on member.
 func (w *world) wantNoSummary(profile client.Object, member string) {
 	w.Helper()
-	w.eventually("summary on "+member+" goes", func() error {
-		if summary, err := w.summary(profile, member); err == nil {
-			return fmt.Errorf("it is there: %+v", summary.Status)
+	w.eventually("deletion of the summary on "+member, func() error {
+		if summary, err := w.getSummary(profile, member); err == nil {
+			return fmt.Errorf("the summary exists: %+v", summary.Status)
 		}
 		return nil
 	})
 }
 
-// events lists the events about obj as "Type Reason Note", sorted.
-func (w *world) events(obj client.Object) []string {
+// listEvents lists the events about obj as "Type Reason Note", sorted.
+func (w *world) listEvents(obj client.Object) []string {
 	w.Helper()
 	var list eventsv1.EventList
 	w.must(w.List(w.Context(), &list))

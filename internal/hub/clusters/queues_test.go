@@ -200,7 +200,7 @@ func quiet(t *testing.T, requests *atomic.Int32) int32 {
 	return last
 }
 
-func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
+func TestHeartbeatsCauseNoHubRequests(t *testing.T) {
 	t.Parallel()
 	hub, requests := runHub(t, "beats", nil)
 	w := &world{TB: t, Client: hub, cluster: member(t, hub, "beats", "beats", clusterv1alpha1.Pull)}
