@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// allow lets a ServiceAccount of the test's namespace do this, and nothing else.
-func (c *cluster) allow(account string, rules ...rbacv1.PolicyRule) {
+// grantOnly creates a ServiceAccount in the test's namespace with only these permissions.
+func (c *cluster) grantOnly(account string, rules ...rbacv1.PolicyRule) {
 	c.t.Helper()
 	client := kubernetes.NewForConfigOrDie(c.cfg).RbacV1()
 	meta := metav1.ObjectMeta{Namespace: c.ns, Name: account}
@@ -35,7 +35,7 @@ func (c *cluster) allow(account string, rules ...rbacv1.PolicyRule) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	// The API server needs a moment. All rules of these tests are also for ConfigMaps.
+	// The API server needs some time to enforce the rules. All rules of these tests include ConfigMaps.
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User:               "system:serviceaccount:" + c.ns + ":" + account,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: c.ns, Resource: "configmaps", Verb: "create"},
@@ -50,13 +50,13 @@ func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
 }
 
-// as returns b for a ServiceAccount of the test's namespace.
-func (c *cluster) as(account string, b bundle.Bundle) bundle.Bundle {
+// withServiceAccount returns b with a ServiceAccount of the test's namespace.
+func (c *cluster) withServiceAccount(account string, b bundle.Bundle) bundle.Bundle {
 	b.Options.ServiceAccount = c.ns + "/" + account
 	return b
 }
 
-// identities records which requests of an engine are sent as the engine itself.
+// identities records the requests that an engine sends with its own identity.
 type identities struct {
 	mu  sync.Mutex // guards own
 	own []string
@@ -73,8 +73,8 @@ func (i *identities) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// take returns the requests since the last take that the engine has sent as itself, except those for its records, for
-// metadata and discovery.
+// take returns the requests since the last call that the engine has sent with its own identity, without the requests
+// for its records, for metadata and for discovery.
 func (i *identities) take(c *cluster) []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -113,37 +113,38 @@ func wantMessage(t *testing.T, report bundle.Report, parts ...string) {
 func TestServiceAccountWritesObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.allow("tenant", rule("", "configmaps", "create", "patch", "delete"))
+	c.grantOnly("tenant", rule("", "configmaps", "create", "patch", "delete"))
 	e, own := c.impersonating()
-	converge(t, e, c.as("tenant", c.bundle("p", c.configMap("a", "1"), c.configMap("b", "1"))))
+	converge(t, e, c.withServiceAccount("tenant", c.bundle("p", c.configMap("a", "1"), c.configMap("b", "1"))))
 	c.patch(configMaps, "a", `{"data":{"key":"changed"}}`)
-	converge(t, e, c.as("tenant", c.bundle("p", c.configMap("a", "1"), c.configMap("b", "1"))))
+	converge(t, e, c.withServiceAccount("tenant", c.bundle("p", c.configMap("a", "1"), c.configMap("b", "1"))))
 	if got := c.get(configMaps, c.ns, "a"); got.Object["data"].(map[string]any)["key"] != "1" {
-		t.Errorf("got %v, want the drift to be corrected", got.Object["data"])
+		t.Errorf("got %v, want corrected data", got.Object["data"])
 	}
-	converge(t, e, c.as("tenant", c.bundle("p", c.configMap("a", "1"))))
-	c.wantAll(configMaps, "a")
+	converge(t, e, c.withServiceAccount("tenant", c.bundle("p", c.configMap("a", "1"))))
+	c.wantAllNames(configMaps, "a")
 	withdraw(t, e, bundle.Withdrawal{ID: c.bundle("p").ID})
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 	if got := own.take(c); len(got) != 0 {
 		t.Errorf("sent as the engine: %q", got)
 	}
 }
 
-// TestServiceAccountWithoutRights fails with the ServiceAccount, the object and the verb. Other bundles are applied.
-func TestServiceAccountWithoutRights(t *testing.T) {
+// TestServiceAccountWithoutPermissions checks that the error names the ServiceAccount, the object and the verb, and
+// that other bundles are applied.
+func TestServiceAccountWithoutPermissions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	denied := c.as("nobody", c.bundle("denied", c.configMap("a", "1")))
-	report := convergeFails(t, e, denied)
+	denied := c.withServiceAccount("nobody", c.bundle("denied", c.configMap("a", "1")))
+	report := wantConvergeError(t, e, denied)
 	wantMessage(t, report, `"a" is forbidden`, `User "system:serviceaccount:`+c.ns+`:nobody" cannot patch resource "configmaps"`)
 	converge(t, e, c.bundle("other", c.configMap("other", "1")))
-	c.wantAll(configMaps, "other")
+	c.wantAllNames(configMaps, "other")
 	withdraw(t, e, bundle.Withdrawal{ID: denied.ID})
 }
 
-// TestChangedServiceAccount applies unchanged objects again as another ServiceAccount, until that succeeds.
+// TestChangedServiceAccount applies unchanged objects again as another ServiceAccount, until the apply succeeds.
 func TestChangedServiceAccount(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -152,45 +153,45 @@ func TestChangedServiceAccount(t *testing.T) {
 	converge(t, e, b)
 	uid := c.get(configMaps, c.ns, "a").GetUID()
 	for range 2 {
-		wantMessage(t, convergeFails(t, c.engine(nil), c.as("tenant", b)), c.ns+":tenant")
+		wantMessage(t, wantConvergeError(t, c.engine(nil), c.withServiceAccount("tenant", b)), c.ns+":tenant")
 	}
-	c.allow("tenant", rule("", "configmaps", "create", "patch"))
-	converge(t, c.engine(nil), c.as("tenant", b))
+	c.grantOnly("tenant", rule("", "configmaps", "create", "patch"))
+	converge(t, c.engine(nil), c.withServiceAccount("tenant", b))
 	if got := c.get(configMaps, c.ns, "a").GetUID(); got != uid {
 		t.Errorf("got UID %s, want the same object", got)
 	}
 	converge(t, c.engine(nil), b)
 }
 
-// TestWithdrawalAfterServiceAccountLostItsRights deletes the objects that the ServiceAccount has created, and no
-// others.
-func TestWithdrawalAfterServiceAccountLostItsRights(t *testing.T) {
+// TestWithdrawalAfterServiceAccountLostItsPermissions checks that only the objects that the ServiceAccount has created
+// are deleted.
+func TestWithdrawalAfterServiceAccountLostItsPermissions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.create(configMaps, c.configMap("theirs", "1"))
-	c.allow("tenant", rule("", "configmaps", "create", "patch"))
+	c.grantOnly("tenant", rule("", "configmaps", "create", "patch"))
 	e := c.engine(nil)
-	b := c.as("tenant", c.bundle("p", c.configMap("created", "1"), c.configMap("theirs", "2")))
+	b := c.withServiceAccount("tenant", c.bundle("p", c.configMap("created", "1"), c.configMap("theirs", "2")))
 	converge(t, e, b)
-	c.allow("tenant")
+	c.grantOnly("tenant")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(configMaps, "theirs")
+	c.wantAllNames(configMaps, "theirs")
 }
 
-// TestForgedOwnershipDeletesNothing: a ServiceAccount that may change an object, and not delete it, marks the object as
-// one of its bundle. Without a record the engine finds its objects by their ownership annotations.
-func TestForgedOwnershipDeletesNothing(t *testing.T) {
+// TestObjectWithForgedOwnershipIsNotDeleted sets the ownership annotations of a bundle on an object that its
+// ServiceAccount may change but not delete. Without a record the engine finds its objects by these annotations.
+func TestObjectWithForgedOwnershipIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	for name, isDelivered := range map[string]bool{"delivered": true, "withdrawn without a delivery": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			c.allow("tenant", rule("", "configmaps", "create", "patch"))
-			b := c.as("tenant", c.bundle("p", c.configMap("victim", "1"), c.configMap("other", "1")))
-			// The tenant copies the ownership annotations from an object that was applied for his bundle before.
+			c.grantOnly("tenant", rule("", "configmaps", "create", "patch"))
+			b := c.withServiceAccount("tenant", c.bundle("p", c.configMap("victim", "1"), c.configMap("other", "1")))
+			// The tenant copies the ownership annotations of an applied object of the bundle.
 			converge(t, c.engine(nil), b)
 			marked := c.get(configMaps, c.ns, "victim")
-			c.loseRecords("head")
+			c.deleteRecords("head")
 			c.delete(configMaps, "victim")
 			forged := c.configMap("victim", "1")
 			forged.SetLabels(map[string]string{kube.LabelReason: b.ID.Feature})
@@ -209,11 +210,11 @@ func TestForgedOwnershipDeletesNothing(t *testing.T) {
 			e := c.engine(nil)
 			if isDelivered {
 				converge(t, e, b)
-				wantMessage(t, convergeFails(t, e, c.as("tenant", c.bundle("p", c.configMap("other", "1")))), `cannot delete resource "configmaps"`)
+				wantMessage(t, wantConvergeError(t, e, c.withServiceAccount("tenant", c.bundle("p", c.configMap("other", "1")))), `cannot delete resource "configmaps"`)
 			}
 			_, err = e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID, ServiceAccount: b.Options.ServiceAccount})
 			if err == nil || !strings.Contains(err.Error(), `cannot delete resource "configmaps"`) {
-				t.Errorf("got error %v, want that the ServiceAccount cannot delete it", err)
+				t.Errorf("got error %v, want a denial of the deletion", err)
 			}
 			if c.get(configMaps, c.ns, "victim") == nil {
 				t.Error("the object was deleted")
@@ -227,23 +228,23 @@ func TestServiceAccountDeploysARelease(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e, own := c.impersonating()
-	b := c.as("tenant", c.chart(bundle.ReleaseOptions{Wait: true}, c.configMap("a", "1"),
+	b := c.withServiceAccount("tenant", c.chart(bundle.ReleaseOptions{Wait: true}, c.configMap("a", "1"),
 		asHook(c.job("before", true), "pre-install,pre-upgrade", 0, ""), asHook(c.job("after", true), "post-delete", 0, "")))
-	wantMessage(t, settle(t, e, b), c.ns+`:tenant" cannot list resource "secrets"`)
+	wantMessage(t, convergeUntilDone(t, e, b), c.ns+`:tenant" cannot list resource "secrets"`)
 	all := []string{"get", "list", "create", "update", "patch", "delete"}
-	c.allow("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
-	wantMessage(t, settle(t, c.engine(nil), b), c.ns+`:tenant" cannot`, `resource "jobs"`)
-	c.wantAll(jobs)
-	c.allow("tenant", rule("", "secrets", all...), rule("", "configmaps", all...), rule("batch", "jobs", all...))
+	c.grantOnly("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
+	wantMessage(t, convergeUntilDone(t, c.engine(nil), b), c.ns+`:tenant" cannot`, `resource "jobs"`)
+	c.wantAllNames(jobs)
+	c.grantOnly("tenant", rule("", "secrets", all...), rule("", "configmaps", all...), rule("batch", "jobs", all...))
 	own.take(c)
 	eventually(t, "deployed", func() bool {
 		report, err := e.Converge(t.Context(), b)
 		return err == nil && report.State == bundle.StateApplied
 	})
-	c.wantAll(configMaps, "a")
+	c.wantAllNames(configMaps, "a")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(configMaps)
-	if got := c.history(); len(got) != 0 {
+	c.wantAllNames(configMaps)
+	if got := c.listHistory(); len(got) != 0 {
 		t.Errorf("history: got %q, want none", got)
 	}
 	if got := own.take(c); len(got) != 0 {
@@ -251,13 +252,13 @@ func TestServiceAccountDeploysARelease(t *testing.T) {
 	}
 }
 
-// TestForgedHookIsNotDeleted: a ServiceAccount that may change an object, and not delete it, marks the object as that
-// of a hook which is about to run. The name of the run is on the Job of the hook before.
+// TestForgedHookIsNotDeleted sets the annotations of the next hook on an object that the ServiceAccount may change but
+// not delete. The Job of the previous hook has the name of the run.
 func TestForgedHookIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	all := []string{"get", "list", "create", "update", "patch", "delete"}
-	c.allow("tenant", rule("", "secrets", all...), rule("batch", "jobs", all...), rule("", "configmaps", "get", "create", "patch"))
+	c.grantOnly("tenant", rule("", "secrets", all...), rule("batch", "jobs", all...), rule("", "configmaps", "get", "create", "patch"))
 	c.create(configMaps, c.configMap("victim", "1"))
 	cfg := rest.CopyConfig(c.cfg)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -274,7 +275,7 @@ func TestForgedHookIsNotDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := c.as("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"),
+	b := c.withServiceAccount("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"),
 		asHook(c.job("first", true), "pre-install", 0, ""), asHook(c.configMap("victim", "2"), "pre-install", 1, "hook-succeeded")))
 	var report bundle.Report
 	eventually(t, "the hook is to be deleted", func() bool {
@@ -300,31 +301,31 @@ func TestServiceAccountHasNoGroupsOfTheKubeconfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report := convergeFails(t, e, c.as("nobody", c.bundle("denied", c.configMap("a", "1"))))
+	report := wantConvergeError(t, e, c.withServiceAccount("nobody", c.bundle("denied", c.configMap("a", "1"))))
 	wantMessage(t, report, `User "system:serviceaccount:`+c.ns+`:nobody" cannot patch resource "configmaps"`)
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 }
 
-// TestUninstallAfterServiceAccountLostItsRights uninstalls a release without hooks.
-func TestUninstallAfterServiceAccountLostItsRights(t *testing.T) {
+// TestUninstallAfterServiceAccountLostItsPermissions uninstalls a release without hooks.
+func TestUninstallAfterServiceAccountLostItsPermissions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	all := []string{"get", "list", "create", "update", "patch", "delete"}
-	c.allow("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
+	c.grantOnly("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
 	e := c.engine(nil)
-	b := c.as("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1")))
+	b := c.withServiceAccount("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1")))
 	deploy(t, e, b)
-	c.allow("tenant")
+	c.grantOnly("tenant")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(configMaps)
-	if got := c.history(); len(got) != 0 {
+	c.wantAllNames(configMaps)
+	if got := c.listHistory(); len(got) != 0 {
 		t.Errorf("history: got %q, want none", got)
 	}
 }
 
-// TestHooksOfADroppedReleaseHaveNoNewRights takes over the bundle of an account without the account. The hooks of its
-// release run as that account all the same.
-func TestHooksOfADroppedReleaseHaveNoNewRights(t *testing.T) {
+// TestHooksOfADroppedReleaseGetNoNewPermissions delivers the bundle of an account without the account. The hooks of the
+// dropped release still run as the account.
+func TestHooksOfADroppedReleaseGetNoNewPermissions(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(e *engine.Engine, b bundle.Bundle) error{
 		"dropped": func(e *engine.Engine, b bundle.Bundle) error {
@@ -343,15 +344,15 @@ func TestHooksOfADroppedReleaseHaveNoNewRights(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			all := []string{"get", "list", "create", "update", "patch", "delete"}
-			c.allow("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
+			c.grantOnly("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
 			e := c.engine(nil)
-			b := c.as("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"), asHook(c.job("escape", true), "pre-delete", 0, "")))
+			b := c.withServiceAccount("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"), asHook(c.job("escape", true), "pre-delete", 0, "")))
 			deploy(t, e, b)
 			want := `User "system:serviceaccount:` + c.ns + `:tenant" cannot`
 			if err := end(e, b); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got error %v, want %s", err, want)
 			}
-			c.wantAll(jobs)
+			c.wantAllNames(jobs)
 		})
 	}
 }

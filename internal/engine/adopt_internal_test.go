@@ -30,7 +30,7 @@ func TestMergePastManagers(t *testing.T) {
 	later.Time = at(2)
 	for name, test := range map[string]struct {
 		entries []metav1.ManagedFieldsEntry
-		want    []string // manager, operation, version and fields of each entry; nil: nothing is merged
+		want    []string // manager, operation, version and fields of each entry; nil: no entry is merged
 	}{
 		"none": {},
 		"controllers, status and unknown tools": {entries: []metav1.ManagedFieldsEntry{

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// keys returns the keys of a ConfigMap's data, sorted.
-func (c *cluster) keys(name string) []string {
+// dataKeys returns the keys of a ConfigMap's data, sorted.
+func (c *cluster) dataKeys(name string) []string {
 	c.t.Helper()
 	data, _, err := unstructured.NestedStringMap(c.get(configMaps, c.ns, name).Object, "data")
 	if err != nil {
@@ -41,7 +41,7 @@ func (c *cluster) withData(name string, keys ...string) *unstructured.Unstructur
 	return obj
 }
 
-// createAs creates an object as a tool does that applies on the client.
+// createAs creates an object like a tool with client-side apply.
 func (c *cluster) createAs(manager string, obj *unstructured.Unstructured) {
 	c.t.Helper()
 	_, err := c.objects.Resource(configMaps).Namespace(c.ns).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: manager})
@@ -50,7 +50,7 @@ func (c *cluster) createAs(manager string, obj *unstructured.Unstructured) {
 	}
 }
 
-// mergeAs patches an object as a tool does that changes it later.
+// mergeAs patches an object like a tool that changes it later.
 func (c *cluster) mergeAs(manager, name, body string) {
 	c.t.Helper()
 	_, err := c.objects.Resource(configMaps).Namespace(c.ns).Patch(c.t.Context(), name, types.MergePatchType, []byte(body),
@@ -60,7 +60,7 @@ func (c *cluster) mergeAs(manager, name, body string) {
 	}
 }
 
-// applyAs applies an object as a tool does that applies on the server.
+// applyAs applies an object like a tool with server-side apply.
 func (c *cluster) applyAs(manager string, obj *unstructured.Unstructured) {
 	c.t.Helper()
 	_, err := c.objects.Resource(configMaps).Namespace(c.ns).Apply(c.t.Context(), obj.GetName(), obj,
@@ -70,8 +70,8 @@ func (c *cluster) applyAs(manager string, obj *unstructured.Unstructured) {
 	}
 }
 
-// patches counts the requests that write an object.
-func patches(lines []string, name string) int {
+// countPatches counts the requests that write an object.
+func countPatches(lines []string, name string) int {
 	n := 0
 	for _, line := range lines {
 		if strings.HasPrefix(line, "PATCH") && strings.Contains(line, "/configmaps/"+name+"?") {
@@ -85,10 +85,10 @@ func TestFieldsOfPastManagersAreTakenOver(t *testing.T) {
 	t.Parallel()
 	const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 	for name, test := range map[string]struct {
-		write   func(*cluster)
-		first   []string // after adoption with a and b
-		then    []string // after b is dropped from the bundle
-		patches int
+		write        func(*cluster)
+		first        []string // after adoption with a and b
+		then         []string // after b is dropped from the bundle
+		countPatches int
 	}{
 		"kubectl apply": {func(c *cluster) {
 			obj := c.withData("m", "a", "b", "c")
@@ -118,20 +118,20 @@ func TestFieldsOfPastManagersAreTakenOver(t *testing.T) {
 			meter := &meter{}
 			e := c.engine(meter)
 			wantChanges(t, converge(t, e, c.bundle("one", c.withData("m", "a", "b"))).Changes, counts{bundle.Configured: 1})
-			if diff := cmp.Diff(c.keys("m"), test.first); diff != "" {
+			if diff := cmp.Diff(c.dataKeys("m"), test.first); diff != "" {
 				t.Errorf("keys after adoption (-got +want):\n%s", diff)
 			}
-			if lines := meter.take(); patches(lines, "m") != test.patches {
-				t.Errorf("adoption: want %d requests that write, got:\n%s", test.patches, strings.Join(lines, "\n"))
+			if lines := meter.take(); countPatches(lines, "m") != test.countPatches {
+				t.Errorf("adoption: want %d requests that write, got:\n%s", test.countPatches, strings.Join(lines, "\n"))
 			}
 			if got := c.get(configMaps, c.ns, "m").GetAnnotations()[lastApplied]; got != "" {
 				t.Errorf("annotation of kubectl: got %q", got)
 			}
 			converge(t, e, c.bundle("one", c.withData("m", "a")))
-			if diff := cmp.Diff(c.keys("m"), test.then); diff != "" {
+			if diff := cmp.Diff(c.dataKeys("m"), test.then); diff != "" {
 				t.Errorf("keys after one is dropped (-got +want):\n%s", diff)
 			}
-			if lines := meter.take(); patches(lines, "m") != 1 {
+			if lines := meter.take(); countPatches(lines, "m") != 1 {
 				t.Errorf("after adoption: want one request that writes, got:\n%s", strings.Join(lines, "\n"))
 			}
 			withdraw(t, e, bundle.Withdrawal{ID: c.bundle("one").ID})
@@ -142,7 +142,8 @@ func TestFieldsOfPastManagersAreTakenOver(t *testing.T) {
 	}
 }
 
-// TestLaterChangesByKubectlStay has kubectl add to an object after its adoption: then kubectl is no past manager.
+// TestLaterChangesByKubectlStay adds a key with kubectl after the adoption of an object. The engine does not take this
+// key over.
 func TestLaterChangesByKubectlStay(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -151,13 +152,13 @@ func TestLaterChangesByKubectlStay(t *testing.T) {
 	converge(t, e, c.bundle("one", c.withData("m", "a")))
 	c.mergeAs("kubectl-edit", "m", `{"data":{"c":"1"}}`)
 	converge(t, e, c.bundle("one", c.withData("m", "a", "b")))
-	if diff := cmp.Diff(c.keys("m"), []string{"a", "b", "c"}); diff != "" {
+	if diff := cmp.Diff(c.dataKeys("m"), []string{"a", "b", "c"}); diff != "" {
 		t.Errorf("keys (-got +want):\n%s", diff)
 	}
 }
 
-// TestInterruptedAdoptionIsContinued cuts the line between taking the fields over and the apply request, and changes
-// the object before the first.
+// TestInterruptedAdoptionIsContinued changes the object before the request that takes the fields over, and cuts the
+// connection between this request and the apply request.
 func TestInterruptedAdoptionIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -175,21 +176,21 @@ func TestInterruptedAdoptionIsContinued(t *testing.T) {
 				return nil, errCut
 			}
 			if len(c.get(configMaps, c.ns, "m").GetLabels()) == 0 {
-				c.mergeAs("somebody", "m", `{"metadata":{"labels":{"changed":"meanwhile"}}}`)
+				c.mergeAs("another", "m", `{"metadata":{"labels":{"changed":"meanwhile"}}}`)
 			}
 			return next.RoundTrip(r)
 		})
 	})
-	convergeFails(t, c.engine(nil), b)
+	wantConvergeError(t, c.engine(nil), b)
 	if !cut {
 		t.Fatal("the object was not applied")
 	}
-	if diff := cmp.Diff(c.keys("m"), []string{"a", "b"}); diff != "" {
+	if diff := cmp.Diff(c.dataKeys("m"), []string{"a", "b"}); diff != "" {
 		t.Errorf("keys before the object is applied (-got +want):\n%s", diff)
 	}
 	c.cfg = plain
 	converge(t, c.engine(nil), b)
-	if diff := cmp.Diff(c.keys("m"), []string{"a"}); diff != "" {
+	if diff := cmp.Diff(c.dataKeys("m"), []string{"a"}); diff != "" {
 		t.Errorf("keys (-got +want):\n%s", diff)
 	}
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
@@ -198,7 +199,7 @@ func TestInterruptedAdoptionIsContinued(t *testing.T) {
 	}
 }
 
-// TestObjectCreatedMeanwhileIsTakenOver has another client create the object right before the engine does.
+// TestObjectCreatedMeanwhileIsTakenOver creates the object as another client right before the engine creates it.
 func TestObjectCreatedMeanwhileIsTakenOver(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -214,7 +215,7 @@ func TestObjectCreatedMeanwhileIsTakenOver(t *testing.T) {
 		})
 	})
 	converge(t, c.engine(nil), c.bundle("one", c.withData("m", "a")))
-	if diff := cmp.Diff(c.keys("m"), []string{"a"}); diff != "" {
+	if diff := cmp.Diff(c.dataKeys("m"), []string{"a"}); diff != "" {
 		t.Errorf("keys (-got +want):\n%s", diff)
 	}
 }
@@ -254,10 +255,10 @@ spec:
 		if err != nil {
 			t.Fatal(err)
 		}
-		// "before-first-apply" owns all that the server has filled in.
+		// The manager "before-first-apply" owns all fields with values of the API server.
 		obj := c.get(gvr, c.ns, "web")
 		obj.SetManagedFields([]metav1.ManagedFieldsEntry{{}})
-		obj.SetResourceVersion("") // controllers write its status meanwhile
+		obj.SetResourceVersion("") // controllers change the status meanwhile
 		if _, err := c.objects.Resource(gvr).Namespace(c.ns).Update(t.Context(), obj, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// replace replaces an object by its manifest, as "kubectl replace" does: the UID stays, and the ownership annotations
-// are deleted.
+// replace replaces an object by its manifest like "kubectl replace": the UID stays, and the ownership annotations are
+// deleted.
 func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Unstructured) {
 	c.t.Helper()
 	obj = obj.DeepCopy()
@@ -26,19 +26,19 @@ func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Uns
 	obj.SetLabels(nil)
 	obj.SetAnnotations(nil)
 	obj.SetResourceVersion("")
-	opts := metav1.UpdateOptions{FieldManager: "somebody"}
+	opts := metav1.UpdateOptions{FieldManager: "another"}
 	if _, err := c.objects.Resource(gvr).Namespace(obj.GetNamespace()).Update(c.t.Context(), obj, opts); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// dropAdoption deletes the annotation for adoption from an object, and no other ownership annotation.
-func (c *cluster) dropAdoption(name string) {
+// deleteAdoptedAnnotation deletes the annotation of adoption from an object, and no other ownership annotation.
+func (c *cluster) deleteAdoptedAnnotation(name string) {
 	c.t.Helper()
 	c.patch(configMaps, name, `{"metadata":{"annotations":{"`+kube.AnnotationAdopted+`":null}}}`)
 }
 
-func (c *cluster) wantLeft(name string) {
+func (c *cluster) wantOrphaned(name string) {
 	c.t.Helper()
 	obj := c.get(configMaps, c.ns, name)
 	if obj == nil {
@@ -48,12 +48,12 @@ func (c *cluster) wantLeft(name string) {
 	}
 }
 
-func TestAdoptedObjectsSurviveTheLossOfTheirMarks(t *testing.T) {
+func TestAdoptedObjectsStayWithoutOwnershipAnnotations(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*cluster, *unstructured.Unstructured){
-		"all of them":     func(c *cluster, there *unstructured.Unstructured) { c.replace(configMaps, there) },
-		"that one":        func(c *cluster, _ *unstructured.Unstructured) { c.dropAdoption("there") },
-		"made unreadable": func(c *cluster, _ *unstructured.Unstructured) { c.annotate("there", "maybe") },
+		"all":     func(c *cluster, there *unstructured.Unstructured) { c.replace(configMaps, there) },
+		"adopted": func(c *cluster, _ *unstructured.Unstructured) { c.deleteAdoptedAnnotation("there") },
+		"invalid": func(c *cluster, _ *unstructured.Unstructured) { c.annotate("there", "maybe") },
 	} {
 		for name, after := range map[string]struct {
 			converge bool // the ownership annotations are restored before the object is no longer wanted
@@ -78,7 +78,7 @@ func TestAdoptedObjectsSurviveTheLossOfTheirMarks(t *testing.T) {
 				}
 				withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
 				if after.converge || c.get(configMaps, c.ns, "there") == nil {
-					c.wantLeft("there")
+					c.wantOrphaned("there")
 				}
 			})
 		}
@@ -90,7 +90,7 @@ func (c *cluster) annotate(name, adopted string) {
 	c.patch(configMaps, name, `{"metadata":{"annotations":{"`+kube.AnnotationAdopted+`":"`+adopted+`"}}}`)
 }
 
-// TestAdoptionIsReadFromTheAnnotation has a record without the adoption, as earlier versions wrote it.
+// TestAdoptionIsReadFromTheAnnotation uses a record of an earlier version, without the adoption.
 func TestAdoptionIsReadFromTheAnnotation(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -98,13 +98,13 @@ func TestAdoptionIsReadFromTheAnnotation(t *testing.T) {
 	converge(t, c.engine(nil), b)
 	c.annotate("there", "true")
 	converge(t, c.engine(nil), b)
-	c.dropAdoption("there")
+	c.deleteAdoptedAnnotation("there")
 	converge(t, c.engine(nil), b)
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
-	c.wantLeft("there")
+	c.wantOrphaned("there")
 }
 
-// TestAdoptionIsRecordedBeforeTheObjectIsApplied cuts the line right after the apply request.
+// TestAdoptionIsRecordedBeforeTheObjectIsApplied cuts the connection right after the apply request.
 func TestAdoptionIsRecordedBeforeTheObjectIsApplied(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -127,14 +127,14 @@ func TestAdoptionIsRecordedBeforeTheObjectIsApplied(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := e.Converge(t.Context(), b); !errors.Is(err, errCut) {
-		t.Fatalf("converge with the line cut: got %v", err)
+		t.Fatalf("converge with the connection cut: got %v", err)
 	}
-	c.dropAdoption("there")
+	c.deleteAdoptedAnnotation("there")
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
-	c.wantLeft("there")
+	c.wantOrphaned("there")
 }
 
-func TestObjectMadeAfterAnAdoptedOneIsOurs(t *testing.T) {
+func TestObjectThatReplacesAnAdoptedObjectIsDeleted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.create(configMaps, c.configMap("there", "0"))
@@ -144,6 +144,6 @@ func TestObjectMadeAfterAnAdoptedOneIsOurs(t *testing.T) {
 	converge(t, c.engine(nil), b)
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
 	if got := c.get(configMaps, c.ns, "there"); got != nil {
-		t.Errorf("what was made in place of the adopted object: got %v, want it deleted", got)
+		t.Errorf("the object created after the deletion of the adopted object: got %v, want none", got)
 	}
 }

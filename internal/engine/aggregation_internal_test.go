@@ -38,14 +38,14 @@ func TestRoleStateOf(t *testing.T) {
 		"created by the controller":              {writers(aggregationManager, rules), roleRecreated},
 		"with a label":                           {labelled(writers(aggregationManager, rules)), roleOrdinary},
 		"with an annotation":                     {annotated(writers(aggregationManager, rules)), roleOrdinary},
-		"with metadata that somebody wrote":      {writers(aggregationManager, rules, "x", `{"f:metadata":{}}`), roleOrdinary},
+		"with metadata of another manager":       {writers(aggregationManager, rules, "x", `{"f:metadata":{}}`), roleOrdinary},
 		"with more than rules by the controller": {writers(aggregationManager, `{"f:rules":{},"f:metadata":{}}`), roleOrdinary},
-		"with nothing by the controller":         {writers(aggregationManager, `{}`), roleOrdinary},
-		"with rules that somebody wrote":         {writers("x", rules), roleOrdinary},
+		"with no fields of the controller":       {writers(aggregationManager, `{}`), roleOrdinary},
+		"with rules of another manager":          {writers("x", rules), roleOrdinary},
 		"ours, without an aggregation rule":      {writers("towline", rules), roleOrdinary},
 		"ours, aggregating":                      {writers("towline", rule), roleAggregating},
 		"ours, aggregated":                       {writers(aggregationManager, rules, "towline", rule), roleAggregating},
-		"somebody's, aggregating":                {labelled(writers("x", rule)), roleAggregating},
+		"of another manager, aggregating":        {labelled(writers("x", rule)), roleAggregating},
 		"with unreadable fields":                 {writers(aggregationManager, `[]`), roleOrdinary},
 		"without field lists":                    {writers(), roleUnknown},
 		"without field lists, with a label":      {labelled(writers()), roleOrdinary},
@@ -77,7 +77,7 @@ func TestSplitRoles(t *testing.T) {
 		}
 		return items
 	}
-	type states map[string]roleState // of the roles that exist
+	type states map[string]roleState // states of the existing roles
 	for name, test := range map[string]struct {
 		roles  []inventory.Entry
 		states states

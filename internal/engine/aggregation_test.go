@@ -24,8 +24,8 @@ var clusterRoles = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io
 // aggregationManager is the field manager of Kubernetes' clusterrole-aggregation controller.
 const aggregationManager = "clusterrole-aggregation-controller"
 
-// gatheredRoles are the last parts of the names of the ClusterRoles that the aggregating one of aggregatedChart
-// gathers.
+// gatheredRoles are the suffixes of the names of the ClusterRoles whose rules the aggregating ClusterRole of
+// aggregatedChart gathers.
 var gatheredRoles = []string{"core", "jobs", "reports", "view", "additional"}
 
 // aggregatedChart returns objects like those of Kyverno's background controller. Their names begin with the test's
@@ -66,7 +66,7 @@ rules:
 
 func (c *cluster) aggregatingRole() string { return c.ns + ":background-controller" }
 
-// clusterRoleNames lists the ClusterRoles that have a name of aggregatedChart.
+// clusterRoleNames lists the names of the existing ClusterRoles of aggregatedChart.
 func (c *cluster) clusterRoleNames() []string {
 	c.t.Helper()
 	list, err := c.objects.Resource(clusterRoles).List(c.t.Context(), metav1.ListOptions{})
@@ -82,19 +82,19 @@ func (c *cluster) clusterRoleNames() []string {
 	return names
 }
 
-// wantNoClusterRoles checks that nothing of aggregatedChart is left.
+// wantNoClusterRoles checks that no ClusterRole of aggregatedChart is left.
 func (c *cluster) wantNoClusterRoles() {
 	c.t.Helper()
 	if names := c.clusterRoleNames(); len(names) > 0 {
 		role := c.get(clusterRoles, "", names[0])
-		c.t.Errorf("ClusterRoles are left: %v; the first one: %v", names, role)
+		c.t.Errorf("ClusterRoles are left: %v; the first: %v", names, role)
 	}
 }
 
 func (c *cluster) patchClusterRole(name, body string) {
 	c.t.Helper()
 	_, err := c.objects.Resource(clusterRoles).Patch(c.t.Context(), name, types.MergePatchType, []byte(body),
-		metav1.PatchOptions{FieldManager: "somebody"})
+		metav1.PatchOptions{FieldManager: "another"})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -115,8 +115,8 @@ func (c *cluster) wantAggregated() {
 
 const staleRules = `, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]`
 
-// applyStale makes the apply request that the aggregation controller makes when its cache still holds the
-// aggregating role. content is the JSON of the role after its metadata.
+// applyStale sends the apply request of an aggregation controller whose cache still has the deleted aggregating role.
+// content is the JSON of the role after its metadata.
 func (c *cluster) applyStale(content string) {
 	c.t.Helper()
 	force := true
@@ -129,7 +129,7 @@ func (c *cluster) applyStale(content string) {
 	}
 }
 
-// hook is called for the first request with this method for a ClusterRole. Its error is that of the request.
+// hook is called for the first request with this method for a ClusterRole. The request fails with the hook's error.
 type hook struct {
 	method, role  string
 	before, after func() error
@@ -172,7 +172,7 @@ func (h hook) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// afterDeletion is a hook that is called right after the aggregating role was deleted.
+// afterDeletion returns a hook that is called right after the deletion of the aggregating role.
 func (c *cluster) afterDeletion(act func() error) hook {
 	return hook{method: http.MethodDelete, role: c.aggregatingRole(), after: act}
 }
@@ -194,14 +194,14 @@ func TestWithdrawDeletesRoleThatAggregationCreatesAgain(t *testing.T) {
 	}
 }
 
-func TestCutWithdrawalDeletesRoleThatAggregationCreatesAgain(t *testing.T) {
+func TestInterruptedWithdrawalDeletesRoleThatAggregationCreatesAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.aggregatedChart()...)
 	converge(t, c.engine(nil), b)
 	e := c.intercept(c.afterDeletion(func() error { c.applyStale(staleRules); return errCut }))
 	if done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID}); done || err == nil {
-		t.Fatalf("a withdrawal that was cut: got %t, %v", done, err)
+		t.Fatalf("interrupted withdrawal: got %t, %v", done, err)
 	}
 	c.wantRecords(1)
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
@@ -209,7 +209,7 @@ func TestCutWithdrawalDeletesRoleThatAggregationCreatesAgain(t *testing.T) {
 	c.wantRecords(0)
 }
 
-func TestWithdrawLeavesRoleThatSomebodyCreates(t *testing.T) {
+func TestWithdrawKeepsRoleOfAnotherClient(t *testing.T) {
 	t.Parallel()
 	for name, create := range map[string]func(*cluster){
 		"with rules": func(c *cluster) {
@@ -227,7 +227,7 @@ func TestWithdrawLeavesRoleThatSomebodyCreates(t *testing.T) {
 			c.applyStale(staleRules)
 			c.patchClusterRole(c.aggregatingRole(), `{"aggregationRule":{"clusterRoleSelectors":[{"matchLabels":{"a":"b"}}]}}`)
 		},
-		"with nothing but a label": func(c *cluster) {
+		"with only a label": func(c *cluster) {
 			c.applyStale("")
 			c.patchClusterRole(c.aggregatingRole(), `{"metadata":{"labels":{"team":"mine"}}}`)
 		},
@@ -245,7 +245,7 @@ func TestWithdrawLeavesRoleThatSomebodyCreates(t *testing.T) {
 			e := c.intercept(c.afterDeletion(func() error { create(c); return nil }))
 			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 			if names := c.clusterRoleNames(); len(names) != 1 || names[0] != c.aggregatingRole() {
-				t.Errorf("left ClusterRoles: got %v, want the one that somebody made", names)
+				t.Errorf("left ClusterRoles: got %v, want the ClusterRole of the other client", names)
 			}
 			c.wantRecords(0)
 			c.deleteAndWait(clusterRoles, c.aggregatingRole())
@@ -253,25 +253,25 @@ func TestWithdrawLeavesRoleThatSomebodyCreates(t *testing.T) {
 	}
 }
 
-func TestRoleThatAggregationLeftIsNotAdopted(t *testing.T) {
+func TestRoleThatAggregationRecreatedIsNotAdopted(t *testing.T) {
 	t.Parallel()
-	for name, guarded := range map[string]bool{"free": false, "guarded": true} {
+	for name, isRejecting := range map[string]bool{"adopt": false, "reject": true} {
 		for name, test := range map[string]struct {
 			content string
-			meeting bool // it appears only after the run has looked
+			isLate  bool // the role appears after the run has read the cluster
 		}{
 			name + ", with rules":             {staleRules, false},
 			name + ", without rules":          {"", false},
-			name + ", between look and apply": {staleRules, true},
+			name + ", between read and apply": {staleRules, true},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				c := newCluster(t)
 				b := c.bundle("one", c.aggregatedChart()...)
-				b.Options.RejectUnmanaged = guarded
+				b.Options.RejectUnmanaged = isRejecting
 				stale := func() error { c.applyStale(test.content); return nil }
 				e := c.engine(nil)
-				if test.meeting {
+				if test.isLate {
 					e = c.intercept(hook{method: http.MethodPatch, role: c.aggregatingRole(), before: stale})
 				} else if err := stale(); err != nil {
 					t.Fatal(err)
@@ -279,7 +279,7 @@ func TestRoleThatAggregationLeftIsNotAdopted(t *testing.T) {
 				converge(t, e, b)
 				role := c.get(clusterRoles, "", c.aggregatingRole())
 				if role == nil || role.GetAnnotations()[kube.AnnotationAdopted] != "" {
-					t.Errorf("got %v, want it to be ours and not adopted", role)
+					t.Errorf("got %v, want an owned role that is not adopted", role)
 				}
 				c.wantAggregated()
 				withdraw(t, e, bundle.Withdrawal{ID: b.ID})
@@ -290,22 +290,22 @@ func TestRoleThatAggregationLeftIsNotAdopted(t *testing.T) {
 	}
 }
 
-// keepAggregatingRole puts a finalizer on the aggregating role.
+// keepAggregatingRole sets a finalizer on the aggregating role.
 func (c *cluster) keepAggregatingRole() {
 	c.t.Helper()
 	c.patchClusterRole(c.aggregatingRole(), `{"metadata":{"finalizers":["example.com/wait"]}}`)
 }
 
-// wantGatheredRolesKept checks that the gathered roles exist while the aggregating one is being deleted, and takes
-// the finalizer off that one.
-func (c *cluster) wantGatheredRolesKept() {
+// wantGatheredRolesExist checks that the gathered roles exist while the aggregating role is being deleted, and removes
+// the finalizer of the aggregating role.
+func (c *cluster) wantGatheredRolesExist() {
 	c.t.Helper()
 	role := c.get(clusterRoles, "", c.aggregatingRole())
 	if role == nil || role.GetDeletionTimestamp() == nil {
-		c.t.Fatalf("the aggregating role: got %v, want it to be on its way out", role)
+		c.t.Fatalf("the aggregating role: got %v, want a deletionTimestamp", role)
 	}
 	if names := c.clusterRoleNames(); len(names) != 1+len(gatheredRoles) {
-		c.t.Errorf("ClusterRoles while the aggregating one is not deleted yet: got %v, want all", names)
+		c.t.Errorf("ClusterRoles during the deletion of the aggregating role: got %v, want all", names)
 	}
 	c.patchClusterRole(c.aggregatingRole(), `{"metadata":{"finalizers":null}}`)
 }
@@ -317,9 +317,9 @@ func TestWithdrawDeletesAggregatingRoleFirst(t *testing.T) {
 	converge(t, c.engine(nil), b)
 	c.keepAggregatingRole()
 	if done, err := c.engine(nil).Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID}); done || err != nil {
-		t.Fatalf("withdraw with a finalizer in the way: got %t, %v", done, err)
+		t.Fatalf("withdraw with a finalizer: got %t, %v", done, err)
 	}
-	c.wantGatheredRolesKept()
+	c.wantGatheredRolesExist()
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
 	c.wantNoClusterRoles()
 }
@@ -334,8 +334,8 @@ func TestPruneDeletesAggregatingRoleFirst(t *testing.T) {
 			c.keepAggregatingRole()
 			after := c.bundle("one", c.configMap("a", "1"))
 			after.Options.ContinueOnError = proceed
-			convergeFails(t, c.engine(nil), after)
-			c.wantGatheredRolesKept()
+			wantConvergeError(t, c.engine(nil), after)
+			c.wantGatheredRolesExist()
 			converge(t, c.engine(nil), after)
 			c.wantNoClusterRoles()
 		})
@@ -353,13 +353,13 @@ func TestPruneDeletesRoleThatAggregationCreatesAgain(t *testing.T) {
 	c.wantNoClusterRoles()
 }
 
-func TestFailedPruneRemembersRoleThatAggregationCreatesAgain(t *testing.T) {
+func TestFailedPruneIsRetriedForRoleThatAggregationCreatesAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	converge(t, c.engine(nil), c.bundle("one", c.aggregatedChart()...))
 	c.wantAggregated()
 	after := c.bundle("one", c.configMap("a", "1"))
-	convergeFails(t, c.intercept(
+	wantConvergeError(t, c.intercept(
 		c.afterDeletion(func() error { c.applyStale(staleRules); return nil }),
 		hook{
 			method: http.MethodDelete, role: c.aggregatingRole() + ":" + gatheredRoles[0],
@@ -389,8 +389,8 @@ func TestDeployAndWithdrawAggregatedChartManyTimes(t *testing.T) {
 			t.Fatalf("in round %d", round)
 		}
 	}
-	// A controller that has aggregated another role knows of all deletions: it does not create anything again after
-	// that.
+	// A controller that has aggregated another role has seen all earlier deletions, so it does not create the deleted
+	// roles again.
 	other := newCluster(t)
 	converge(t, e, other.bundle("other", other.aggregatedChart()...))
 	other.wantAggregated()

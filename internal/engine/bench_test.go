@@ -11,12 +11,11 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// benchObjects is how many ConfigMaps one round applies.
+// benchObjects is the number of ConfigMaps that one round applies.
 const benchObjects = 200
 
-// BenchmarkEngineApply shows objects per second of the engine, all its reads and records included, beside bare loops of
-// server-side apply requests for the same objects on the same API server: one request at a time, and eight at once as
-// in the engine.
+// BenchmarkEngineApply measures the objects per second of the engine, with all its reads and records, and of loops of
+// server-side apply requests for the same objects: one request at a time, and eight in parallel like the engine.
 func BenchmarkEngineApply(b *testing.B) {
 	c := newCluster(b)
 	round := func(i int) []*unstructured.Unstructured {
@@ -45,7 +44,7 @@ func BenchmarkEngineApply(b *testing.B) {
 	}
 	b.Run("bare loop", func(b *testing.B) { bare(b, 1) })
 	b.Run("bare loop, 8 at once", func(b *testing.B) { bare(b, 8) })
-	// The engine would adopt the objects of the bare loops, so it gets names of its own.
+	// The engine uses other names, because it would adopt the objects of the loops.
 	if err := c.objects.Resource(configMaps).Namespace(c.ns).DeleteCollection(b.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		b.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func TestConvergeCreatesConfiguresAndPrunes(t *testing.T) {
 	}
 	digest, state, ok, err := e.RecordedDigest(t.Context(), b.ID)
 	if err != nil || !ok || digest != report.Digest || state != bundle.StateApplied {
-		t.Errorf("have: got %s %s %t %v", digest, state, ok, err)
+		t.Errorf("RecordedDigest: got %s %s %t %v", digest, state, ok, err)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestUnchangedRunReadsPerKindNotPerObject(t *testing.T) {
 	b := c.bundle("many", objects...)
 	converge(t, c.engine(nil), b)
 	meter := &meter{}
-	e := c.engine(meter) // a new process, which remembers nothing
+	e := c.engine(meter) // a new process
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 50})
 	if got := meter.take(); len(got) != 2 {
 		t.Errorf("requests of an unchanged run: got %d, want the record and one list:\n%s", len(got), strings.Join(got, "\n"))
@@ -67,14 +67,14 @@ func TestUnchangedRunReadsPerKindNotPerObject(t *testing.T) {
 	objects[7] = c.configMap("cm-07", "2")
 	report := converge(t, e, c.bundle("many", objects...))
 	wantChanges(t, report.Changes, counts{bundle.Unchanged: 49, bundle.Configured: 1})
-	patches := 0
+	countPatches := 0
 	for _, line := range meter.take() {
 		if strings.HasPrefix(line, "PATCH") {
-			patches++
+			countPatches++
 		}
 	}
-	if patches != 1 {
-		t.Errorf("apply requests: got %d, want 1", patches)
+	if countPatches != 1 {
+		t.Errorf("apply requests: got %d, want 1", countPatches)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestPruneKeepsObjectsThatUsersCreatedAgain(t *testing.T) {
 	c := newCluster(t)
 	e := c.engine(nil)
 	converge(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1")))
-	// It has our ownership annotations, as after a restore from a backup: only the UID shows the difference.
+	// The object has our ownership annotations, as after a restore from a backup; only the UID is different.
 	again := c.get(configMaps, c.ns, "b")
 	c.delete(configMaps, "b")
 	again.SetUID("")
@@ -140,7 +140,7 @@ func TestPruneKeepsObjectsThatUsersCreatedAgain(t *testing.T) {
 	}
 }
 
-func TestAdoptedObjectsSurvive(t *testing.T) {
+func TestAdoptedObjectsStayAfterWithdrawal(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.create(configMaps, c.configMap("there", "0"))
@@ -165,14 +165,14 @@ func TestAdoptedObjectsSurvive(t *testing.T) {
 func TestConflictsAreDecidedByTier(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		change func(*bundle.Bundle)
-		wins   bool
+		change    func(*bundle.Bundle)
+		takesOver bool
 	}{
 		"same tier":                   {change: func(*bundle.Bundle) {}},
 		"higher tier":                 {change: func(b *bundle.Bundle) { b.Owner.Tier = 200 }},
-		"lower tier":                  {change: func(b *bundle.Bundle) { b.Owner.Tier = 50 }, wins: true},
-		"same owner, same reference":  {change: func(b *bundle.Bundle) { b.Owner.Name = "first" }, wins: true},
-		"same owner, lower reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference = reference("other", 1) }, wins: true},
+		"lower tier":                  {change: func(b *bundle.Bundle) { b.Owner.Tier = 50 }, takesOver: true},
+		"same owner, same reference":  {change: func(b *bundle.Bundle) { b.Owner.Name = "first" }, takesOver: true},
+		"same owner, lower reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference = reference("other", 1) }, takesOver: true},
 		"same owner, other reference": {change: func(b *bundle.Bundle) { b.Owner.Name = "first"; b.Items[0].Reference = reference("other", 100) }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -184,23 +184,23 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 			second := c.bundle("second", c.configMap("shared", "2"), c.configMap("zz", "2"))
 			test.change(&second)
 			loser := first
-			if test.wins {
+			if test.takesOver {
 				wantChanges(t, converge(t, e, second).Changes, counts{bundle.Configured: 1, bundle.Created: 1})
 			} else {
 				loser = second
 			}
 			report, err := e.Converge(t.Context(), loser)
 			if !errors.Is(err, engine.ErrConflict) || report.State != bundle.StateFailed {
-				t.Fatalf("the loser: got %s and %v", report.State, err)
+				t.Fatalf("the bundle with the conflict: got %s and %v", report.State, err)
 			}
 			want := "A conflict was detected while deploying resource ConfigMap:" + c.ns + "/shared. The Sveltos profile currently deploying this resource is ClusterProfile "
 			if !strings.HasPrefix(report.Message, want) {
 				t.Errorf("message: got %q, want prefix %q", report.Message, want)
 			}
-			// The withdrawal of the loser changes no object of the winner.
+			// The withdrawal of the second bundle changes no object of the first.
 			withdraw(t, e, bundle.Withdrawal{ID: loser.ID})
 			if c.get(configMaps, c.ns, "shared") == nil {
-				t.Error("the loser's withdrawal deleted the winner's object")
+				t.Error("the withdrawal of the second bundle deleted the object of the first")
 			}
 		})
 	}
@@ -210,7 +210,7 @@ func reference(name string, tier int32) bundle.Reference {
 	return bundle.Reference{Kind: "ConfigMap", Namespace: "default", Name: name, Tier: tier}
 }
 
-func TestContinueOnConflictAppliesTheRest(t *testing.T) {
+func TestContinueOnConflictAppliesOtherObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -219,26 +219,26 @@ func TestContinueOnConflictAppliesTheRest(t *testing.T) {
 	converge(t, e, b)
 	b = c.bundle("second", c.configMap("m", "2"), c.configMap("new", "1"))
 	b.Options.ContinueOnConflict = true
-	report := convergeFails(t, e, b)
+	report := wantConvergeError(t, e, b)
 	wantChanges(t, report.Changes, counts{bundle.Failed: 1, bundle.Created: 1})
-	c.wantNames(configMaps, "m", "new", "old") // nothing is pruned after a failure
+	c.wantNames(configMaps, "m", "new", "old") // a failed run prunes no objects
 	withdraw(t, e, bundle.Withdrawal{ID: c.bundle("first").ID})
 	report = converge(t, e, b)
 	wantChanges(t, report.Changes, counts{bundle.Created: 1, bundle.Unchanged: 1, bundle.Deleted: 1})
 }
 
-func TestFailureNamesObjectAndKeepsTheRest(t *testing.T) {
+func TestFailureNamesObjectAndPrunesNothing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
 	converge(t, e, c.bundle("one", c.configMap("old", "1")))
 	bad := c.configMap("bad", "1")
 	bad.Object["data"] = map[string]any{"not a key!": "1"}
-	report := convergeFails(t, e, c.bundle("one", bad, c.configMap("good", "1")))
+	report := wantConvergeError(t, e, c.bundle("one", bad, c.configMap("good", "1")))
 	if want := "ConfigMap " + c.ns + "/bad: "; !strings.HasPrefix(report.Message, want) {
 		t.Errorf("message: got %q, want prefix %q", report.Message, want)
 	}
-	again := convergeFails(t, c.engine(nil), c.bundle("one", bad, c.configMap("good", "1")))
+	again := wantConvergeError(t, c.engine(nil), c.bundle("one", bad, c.configMap("good", "1")))
 	if again.Message != report.Message {
 		t.Errorf("messages of the same failure differ: %q and %q", report.Message, again.Message)
 	}
@@ -253,18 +253,18 @@ func TestFailureNamesObjectAndKeepsTheRest(t *testing.T) {
 	c.wantNames(configMaps, "good")
 }
 
-func TestDuplicatesAreRefusedBeforeAnythingIsWritten(t *testing.T) {
+func TestDuplicatesAreRefusedBeforeAnyWrite(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	meter := &meter{}
 	e := c.engine(meter)
-	report := convergeFails(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("a", "2")))
+	report := wantConvergeError(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("a", "2")))
 	want := "ConfigMap " + c.ns + "/a is listed twice: in ConfigMap default/manifests and in ConfigMap default/manifests"
 	if report.Message != want {
 		t.Errorf("message: got %q, want %q", report.Message, want)
 	}
 	if report.Digest == (bundle.Digest{}) {
-		t.Error("the report does not say which bundle it is about")
+		t.Error("the report has no bundle ID")
 	}
 	for _, line := range meter.take() {
 		if !strings.HasPrefix(line, "GET") {
@@ -284,7 +284,7 @@ func TestForceRecreatesImmutableObjects(t *testing.T) {
 	}
 	converge(t, e, c.bundle("one", immutable("1")))
 	before := c.get(configMaps, c.ns, "fixed").GetUID()
-	convergeFails(t, e, c.bundle("one", immutable("2")))
+	wantConvergeError(t, e, c.bundle("one", immutable("2")))
 	b := c.bundle("one", immutable("2"))
 	b.Items[0].Force = true
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Configured: 1})
@@ -292,14 +292,14 @@ func TestForceRecreatesImmutableObjects(t *testing.T) {
 	if after == before {
 		t.Error("the object was not replaced")
 	}
-	// An object that would be refused as a new one too is not deleted for it.
+	// An object is not deleted if the API server would refuse the new object.
 	broken := immutable("3")
 	broken.Object["data"] = map[string]any{"not a key!": "1"}
 	b = c.bundle("one", broken)
 	b.Items[0].Force = true
-	convergeFails(t, e, b)
+	wantConvergeError(t, e, b)
 	if got := c.get(configMaps, c.ns, "fixed"); got == nil || got.GetUID() != after {
-		t.Error("the object was deleted for one that cannot be created")
+		t.Error("the object was deleted, but its replacement is invalid")
 	}
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps)
@@ -314,7 +314,7 @@ func TestNamespacesAreCreatedAndKept(t *testing.T) {
 	obj.SetNamespace(made)
 	b := c.bundle("one", obj)
 	b.Items[0].SkipNamespaceCreation = true
-	convergeFails(t, e, b)
+	wantConvergeError(t, e, b)
 	b.Items[0].SkipNamespaceCreation = false
 	converge(t, e, b)
 	t.Cleanup(func() {
@@ -325,7 +325,7 @@ func TestNamespacesAreCreatedAndKept(t *testing.T) {
 		t.Error("a namespace that was not in the bundle was deleted")
 	}
 	if c.get(configMaps, made, "a") != nil {
-		t.Error("the object is still there")
+		t.Error("the object still exists")
 	}
 }
 
@@ -340,7 +340,7 @@ func TestNamespacesOfTheBundleAreDeletedLast(t *testing.T) {
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Created: 2})
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	if c.get(namespaces, "", own) != nil {
-		t.Error("the namespace is still there")
+		t.Error("the namespace still exists")
 	}
 	c.wantRecords(0)
 }

@@ -14,26 +14,27 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-func TestInterruptedRunIsContinuedWithoutLeftovers(t *testing.T) {
+func TestInterruptedRunIsContinuedAtAnyRequest(t *testing.T) {
 	t.Parallel()
 	for name, late := range map[string]bool{"request is lost": false, "answer is lost": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			n := 1
-			for c.cutOnce(&meter{late: late}, n) {
+			for c.interruptRun(&meter{late: late}, n) {
 				n++
 			}
 			t.Logf("a run took %d requests", n)
 			if n < 8 {
-				t.Errorf("it was cut only %d times", n)
+				t.Errorf("the run was interrupted only %d times", n)
 			}
 		})
 	}
 }
 
-// cutOnce cuts one run after n requests, lets new processes go on, and returns false if the run needed no more than n.
-func (c *cluster) cutOnce(line *meter, n int) bool {
+// interruptRun cuts the connection of a run after n requests and continues with new engines. It returns false if the
+// run succeeds.
+func (c *cluster) interruptRun(line *meter, n int) bool {
 	c.t.Helper()
 	before := c.bundle("one", c.configMap("changed", "1"), c.configMap("dropped", "1"), c.configMap("kept", "1"))
 	after := c.bundle("one", c.configMap("changed", "2"), c.configMap("kept", "1"), c.configMap("new", "2"))
@@ -44,7 +45,7 @@ func (c *cluster) cutOnce(line *meter, n int) bool {
 		c.t.Fatalf("cut after %d requests: got %s %q", n, report.State, report.Message)
 	}
 	if n%2 == 0 {
-		// Half of the times the next bundle is the one that was cut, half of the times it is another one.
+		// For even n the next delivery is the interrupted bundle, otherwise another bundle.
 		converge(c.t, c.engine(nil), after)
 		c.wantNames(configMaps, "changed", "kept", "new")
 	}
@@ -126,18 +127,18 @@ spec:
 		t.Fatal("the object without a namespace is not in the namespace of its release")
 	}
 	wantChanges(t, converge(t, c.engine(nil), b).Changes, counts{bundle.Unchanged: 4})
-	// Somebody deletes the definition, and with it the objects, behind the back of an engine that knows the kind.
+	// Another client deletes the definition and thereby its objects, while the engine has the kind in its cache.
 	c.deleteAndWait(definitions, "boats."+group)
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 2, bundle.Created: 2})
 
-	// A finalizer keeps the boat, and the boat keeps its definition: the cleanup of the boat may need it.
+	// A finalizer keeps the object. The definition must stay, because the cleanup of the object may need it.
 	c.patch(boats, "titanic", `{"metadata":{"finalizers":["example.com/salvage"]}}`)
 	done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
 	if done || err != nil {
-		t.Fatalf("withdraw with a finalizer in the way: got %t, %v", done, err)
+		t.Fatalf("withdraw with a finalizer: got %t, %v", done, err)
 	}
 	if crd := c.get(definitions, "", "boats."+group); crd == nil || crd.GetDeletionTimestamp() != nil {
-		t.Error("the definition was deleted before its last object was gone")
+		t.Error("the definition was deleted before its last object")
 	}
 	c.wantRecords(1)
 	c.patch(boats, "titanic", `{"metadata":{"finalizers":null}}`)
@@ -148,13 +149,13 @@ spec:
 	c.wantRecords(0)
 }
 
-func TestUnknownKindFailsByName(t *testing.T) {
+func TestUnknownKindIsNamedInTheFailure(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	objects := decode(t, "apiVersion: nowhere.example.com/v1\nkind: Ghost\nmetadata: {name: g}\n")
 	b := c.bundle("one", append(objects, c.configMap("a", "1"))...)
 	e := c.engine(nil)
-	report := convergeFails(t, e, b)
+	report := wantConvergeError(t, e, b)
 	if !strings.HasPrefix(report.Message, "Ghost nowhere.example.com g: the cluster does not know this kind") {
 		t.Errorf("message: %q", report.Message)
 	}
@@ -170,7 +171,7 @@ func TestLargeBundle(t *testing.T) {
 	const count = 2000
 	var objects []*unstructured.Unstructured
 	for i := range count {
-		objects = append(objects, c.configMap(fmt.Sprintf("cm-%04d", i), noise(i)))
+		objects = append(objects, c.configMap(fmt.Sprintf("cm-%04d", i), randomText(i)))
 	}
 	b := c.bundle("large", objects...)
 	e := c.engine(nil)
@@ -180,33 +181,33 @@ func TestLargeBundle(t *testing.T) {
 	began = time.Now()
 	wantChanges(t, converge(t, c.engine(nil), b).Changes, counts{bundle.Unchanged: count})
 	t.Logf("an unchanged run took %s", time.Since(began))
-	// Its content does not fit into one Secret, and can be read back.
+	// The content does not fit into one Secret. Resume reads it from several Secrets.
 	report, ok, err := c.engine(nil).Resume(t.Context(), b.ID)
 	if err != nil || !ok || report.State != bundle.StateApplied {
 		t.Fatalf("resume: got %s, %t, %v", report.State, ok, err)
 	}
 	wantChanges(t, report.Changes, counts{bundle.Unchanged: count})
-	// A lost part is noticed, and written again by the next run.
+	// The engine detects a lost chunk, and the next run writes it again.
 	parts := metav1.ListOptions{LabelSelector: "towline.dev/record=chunk"}
 	if err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(t.Context(), metav1.DeleteOptions{}, parts); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); ok || err != nil {
-		t.Errorf("have, with a part lost: got %t, %v", ok, err)
+		t.Errorf("RecordedDigest without a chunk: got %t, %v", ok, err)
 	}
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: count})
 	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); !ok || err != nil {
-		t.Errorf("have, with all parts back: got %t, %v", ok, err)
+		t.Errorf("RecordedDigest with all chunks: got %t, %v", ok, err)
 	}
 	wantChanges(t, converge(t, e, c.bundle("large", objects[:10]...)).Changes, counts{bundle.Unchanged: 10, bundle.Deleted: count - 10})
-	c.wantRecords(1) // the old parts are deleted
+	c.wantRecords(1) // the former chunks are deleted
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps)
 	c.wantRecords(0)
 }
 
-// noise returns about 1.5 KB that do not compress well.
-func noise(seed int) string {
+// randomText returns about 1.5 KB of text that does not compress well.
+func randomText(seed int) string {
 	var text strings.Builder
 	state := uint64(seed)*2654435761 + 1
 	for text.Len() < 1500 {
@@ -216,7 +217,7 @@ func noise(seed int) string {
 	return text.String()
 }
 
-func TestOrphanKeepsObjectsWithoutMarks(t *testing.T) {
+func TestOrphanRemovesOwnershipAnnotations(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -228,12 +229,12 @@ func TestOrphanKeepsObjectsWithoutMarks(t *testing.T) {
 		t.Fatalf("got %v, want the object without ownership annotations", obj)
 	}
 	c.wantRecords(0)
-	// Now it is the user's: the next profile adopts it.
+	// The object belongs to the user now: the next profile adopts it.
 	b = c.bundle("two", c.configMap("a", "2"))
 	converge(t, e, b)
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	if c.get(configMaps, c.ns, "a") == nil {
-		t.Error("the object that was left was deleted by another profile")
+		t.Error("the withdrawal of another profile deleted the orphaned object")
 	}
 }
 
@@ -248,17 +249,17 @@ func TestLostRecordIsReportedAndRebuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); ok || err != nil {
-		t.Errorf("have: got %t, %v; want that nothing is known", ok, err)
+		t.Errorf("RecordedDigest: got %t, %v; want no record", ok, err)
 	}
 	if _, ok, err := e.Resume(t.Context(), b.ID); ok || err != nil {
-		t.Errorf("resume: got %t, %v; want that nothing is known", ok, err)
+		t.Errorf("Resume: got %t, %v; want no record", ok, err)
 	}
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 1})
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps)
 }
 
-func TestOneTimeBundlesAreLeftAlone(t *testing.T) {
+func TestOneTimeBundlesAreNotCorrected(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)

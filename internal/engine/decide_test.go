@@ -76,7 +76,7 @@ func TestPlanTargetsOrdersAndSetsNamespaces(t *testing.T) {
 		"Deployment apps release/d",
 		"Boat example.com release/b", "Unknown other.example.com u",
 		"ValidatingWebhook admissionregistration.k8s.io w",
-		// Items follow each other where one is a Helm release.
+		// Items are in the order of the bundle if one of them is a Helm release.
 		"Namespace n",
 		"CustomResourceDefinition apiextensions.k8s.io boats.example.com",
 		"ConfigMap default/c1",
@@ -89,9 +89,9 @@ func TestPlanTargetsOrdersAndSetsNamespaces(t *testing.T) {
 	}
 }
 
-// TestRanksFollowHelm checks that the ranks have Helm's install order, except for Namespaces and
-// CustomResourceDefinitions, which are first.
-func TestRanksFollowHelm(t *testing.T) {
+// TestRanksFollowHelmInstallOrder checks that the ranks follow Helm's install order. Only Namespaces and
+// CustomResourceDefinitions are before all others.
+func TestRanksFollowHelmInstallOrder(t *testing.T) {
 	t.Parallel()
 	groups := map[string]string{
 		"PriorityClass": "scheduling.k8s.io", "NetworkPolicy": "networking.k8s.io", "PodDisruptionBudget": "policy", "StorageClass": "storage.k8s.io",
@@ -171,54 +171,54 @@ func TestDecide(t *testing.T) {
 		adopt bool
 		cause trigger
 	}{
-		"a rival's":                            {competingOwner, recorded, actionReject, false, triggerRequest},
-		"a rival's, seen by healing":           {competingOwner, recorded, actionReject, false, triggerDrift},
-		"a rival's, but ours is newer":         {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
-		"a rival's, claimed by an aborted run": {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
-		"a rival's, changed since the claim":   {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
-		"a rival's, gone, and ours is asked":   {nil, inventory.Entry{CompetingOwner: "x"}, actionApply, false, triggerRequest},
-		"a rival's, gone, seen by healing":     {nil, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
-		"a rival's, left, seen by healing":     {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
-		"a rival's of another feature":         {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
-		"a rival's, from another source of it": {mine(func(l *live) {
+		"competing owner":                          {competingOwner, recorded, actionReject, false, triggerRequest},
+		"competing owner, on drift":                {competingOwner, recorded, actionReject, false, triggerDrift},
+		"competing owner, new delivery":            {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
+		"competing owner, claim of an aborted run": {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
+		"competing owner, changed since the claim": {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
+		"competing owner, deleted, requested":      {nil, inventory.Entry{CompetingOwner: "x"}, actionApply, false, triggerRequest},
+		"competing owner, deleted, on drift":       {nil, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
+		"competing owner, orphaned, on drift":      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
+		"competing owner of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
+		"competing owner, another reference": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationReferenceName] = "x", "x"
 		}), inventory.Entry{}, actionReject, false, triggerDelivery},
-		"absent":                               {nil, recorded, actionApply, false, triggerRequest},
-		"as applied":                           {mine(func(*live) {}), recorded, actionNone, false, triggerRequest},
-		"fields taken":                         {mine(func(l *live) { l.Fields = "g" }), recorded, actionApply, false, triggerRequest},
-		"nothing recorded":                     {mine(func(*live) {}), inventory.Entry{}, actionApply, false, triggerRequest},
-		"other content":                        {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, actionApply, false, triggerRequest},
-		"label gone":                           {mine(func(l *live) { l.Labels = nil }), recorded, actionApply, false, triggerRequest},
-		"drift is ignored":                     {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
-		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 7"}, actionNone, false, triggerRequest},
-		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 6"}, actionApply, false, triggerRequest},
-		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
-		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
-		"adopted, without annotations":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
-		"adopted by an aborted run":            {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
-		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
-		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
-		"a rival's, adopted under another UID": {competingOwner, inventory.Entry{Adopted: true}, actionApply, false, triggerDelivery},
-		"not marked":                           {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, actionApply, true, triggerRequest},
-		"role recreated":                       {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, actionApply, false, triggerRequest},
-		"without annotations":                  {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, actionApply, false, triggerRequest},
-		"on its way out":                       {mine(func(l *live) { l.Deleting = true }), recorded, actionReject, false, triggerRequest},
-		"another's": {mine(func(l *live) {
+		"absent":                                  {nil, recorded, actionApply, false, triggerRequest},
+		"as applied":                              {mine(func(*live) {}), recorded, actionNone, false, triggerRequest},
+		"fields of another manager":               {mine(func(l *live) { l.Fields = "g" }), recorded, actionApply, false, triggerRequest},
+		"nothing recorded":                        {mine(func(*live) {}), inventory.Entry{}, actionApply, false, triggerRequest},
+		"other content":                           {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, actionApply, false, triggerRequest},
+		"no label":                                {mine(func(l *live) { l.Labels = nil }), recorded, actionApply, false, triggerRequest},
+		"drift is ignored":                        {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
+		"no field lists":                          {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 7"}, actionNone, false, triggerRequest},
+		"no lists, changed":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 6"}, actionApply, false, triggerRequest},
+		"adopted":                                 {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
+		"adopted, annotation lost":                {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, without annotations":            {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted by an aborted run":               {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, then created again":             {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
+		"adopted, then with another UID":          {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
+		"competing owner, adopted with other UID": {competingOwner, inventory.Entry{Adopted: true}, actionApply, false, triggerDelivery},
+		"unmanaged":                               {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, actionApply, true, triggerRequest},
+		"role recreated":                          {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, actionApply, false, triggerRequest},
+		"without annotations":                     {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, actionApply, false, triggerRequest},
+		"being deleted":                           {mine(func(l *live) { l.Deleting = true }), recorded, actionReject, false, triggerRequest},
+		"another profile's": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationOwnerName] = "x", "x"
 		}), inventory.Entry{}, actionReject, false, triggerRequest},
-		"marked by an engine that knows no requestors": {mine(func(l *live) { delete(l.Annotations, kube.AnnotationRequestor) }), inventory.Entry{}, actionApply, false, triggerRequest},
+		"without the requestor annotation": {mine(func(l *live) { delete(l.Annotations, kube.AnnotationRequestor) }), inventory.Entry{}, actionApply, false, triggerRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := decide(targets[0], test.seen, test.had, runContext{id: b.ID, owner: b.Owner, trigger: test.cause})
 			if got.action != test.want || got.adopt != test.adopt {
-				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.action, got.adopt, got.err, test.want, test.adopt)
+				t.Errorf("got action %d, adopt %t, error %v; want action %d, adopt %t", got.action, got.adopt, got.err, test.want, test.adopt)
 			}
 		})
 	}
 }
 
-// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any annotation: the engine must not delete
+// TestDecideAsServiceAccount decides for a ServiceAccount, which can write any annotation: the engine must not delete
 // objects of other creators for it.
 func TestDecideAsServiceAccount(t *testing.T) {
 	t.Parallel()
@@ -242,11 +242,11 @@ func TestDecideAsServiceAccount(t *testing.T) {
 		want  action
 		adopt bool
 	}{
-		"it was created":                   {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fingerprint: "other"}, actionApply, false},
-		"it has forged annotations":        {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
-		"another's with a worse tier":      {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
-		"nobody's":                         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
-		"it was created, annotations gone": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
+		"it was created":                 {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fingerprint: "other"}, actionApply, false},
+		"it has forged annotations":      {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
+		"another's with a higher tier":   {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
+		"unmanaged":                      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
+		"it was created, no annotations": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
 	} {
 		got := decide(targets[0], test.seen, test.had, runContext{id: b.ID, owner: b.Owner, trigger: triggerDelivery, isImpersonated: true})
 		if got.action != test.want || got.adopt != test.adopt {
@@ -270,28 +270,28 @@ func TestDecidePrune(t *testing.T) {
 		seen *live
 		want pruneAction
 	}{
-		"gone":                                {inventory.Entry{UID: "u"}, nil, pruneForget},
-		"ours":                                {inventory.Entry{UID: "u"}, mine(), pruneDelete},
-		"ours, never recorded":                {inventory.Entry{}, mine(), pruneDelete},
-		"not ours, only planned":              {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
-		"made anew by somebody":               {inventory.Entry{UID: "v"}, mine(), pruneForget},
-		"taken by another bundle":             {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), pruneForget},
-		"adopted":                             {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), pruneOrphan},
-		"adopted, annotation lost":            {inventory.Entry{UID: "u", Adopted: true}, mine(), pruneOrphan},
-		"adopted by an aborted run":           {inventory.Entry{Adopted: true}, mine(), pruneOrphan},
-		"adopted, then made anew by somebody": {inventory.Entry{UID: "v", Adopted: true}, mine(), pruneForget},
-		"adopted, then not marked":            {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
-		"kept by its chart":                   {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), pruneOrphan},
+		"deleted":                     {inventory.Entry{UID: "u"}, nil, pruneForget},
+		"ours":                        {inventory.Entry{UID: "u"}, mine(), pruneDelete},
+		"ours, never recorded":        {inventory.Entry{}, mine(), pruneDelete},
+		"not ours, only planned":      {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
+		"created again":               {inventory.Entry{UID: "v"}, mine(), pruneForget},
+		"taken by another bundle":     {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), pruneForget},
+		"adopted":                     {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), pruneOrphan},
+		"adopted, annotation lost":    {inventory.Entry{UID: "u", Adopted: true}, mine(), pruneOrphan},
+		"adopted by an aborted run":   {inventory.Entry{Adopted: true}, mine(), pruneOrphan},
+		"adopted, then created again": {inventory.Entry{UID: "v", Adopted: true}, mine(), pruneForget},
+		"adopted, then unmanaged":     {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
+		"kept by its chart":           {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), pruneOrphan},
 
 		"created again by role aggregation":          {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
 		"created again by role aggregation, adopted": {inventory.Entry{UID: "u", Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
 		"created again by role aggregation, planned": {inventory.Entry{}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleRecreated}, pruneDelete},
-		"an aggregating role of somebody":            {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleAggregating}, pruneForget},
+		"aggregating role of another client":         {inventory.Entry{UID: "u"}, &live{LiveMeta: inventory.LiveMeta{UID: "v"}, role: roleAggregating}, pruneForget},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if got, reason := decidePrune(test.had, test.seen, id, inventory.OwnerScope{}); got != test.want {
-				t.Errorf("fate: got %d (%s), want %d", got, reason, test.want)
+				t.Errorf("decision: got %d (%s), want %d", got, reason, test.want)
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// definitionOf returns a CustomResourceDefinition of a kind in a group of the test's own.
+// definitionOf returns a CustomResourceDefinition of a kind in the API group of the test.
 func (c *cluster) definitionOf(kind string, shortNames ...any) *unstructured.Unstructured {
 	group, plural := c.ns+".example.com", strings.ToLower(kind)+"s"
 	return &unstructured.Unstructured{Object: map[string]any{
@@ -26,7 +26,7 @@ func (c *cluster) definitionOf(kind string, shortNames ...any) *unstructured.Uns
 	}}
 }
 
-// objectOf returns an object of a kind that definitionOf has defined.
+// objectOf returns an object of a kind of definitionOf.
 func (c *cluster) objectOf(kind string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": c.ns + ".example.com/v1", "kind": kind, "metadata": map[string]any{"name": "one", "namespace": c.ns},
@@ -49,7 +49,7 @@ func TestDefinitionsAreAwaitedWithoutReadingThem(t *testing.T) {
 			reads = append(reads, line)
 		}
 	}
-	// A slow API server may let the engine look why a definition is not served yet.
+	// If the API server is slow, the engine may read a definition for the reason that it is not served yet.
 	if len(reads) > len(objects) {
 		t.Errorf("got %d reads of definitions:\n%s", len(reads), strings.Join(reads, "\n"))
 	}
@@ -65,12 +65,12 @@ func TestRefusedDefinitionIsReportedAndNoHookRuns(t *testing.T) {
 
 			b := c.chart(bundle.ReleaseOptions{}, c.definitionOf("Second", "taken"), asHook(c.configMap("hook", "1"), event, 0, ""))
 			for range 3 {
-				report := convergeFails(t, c.engine(nil), b)
+				report := wantConvergeError(t, c.engine(nil), b)
 				if !strings.Contains(report.Message, "taken") || report.Changes.Count(bundle.Failed) != 1 {
 					t.Errorf("got %q and changes %v, want the reason of the API server", report.Message, report.Changes)
 				}
 			}
-			c.wantAll(configMaps)
+			c.wantAllNames(configMaps)
 		})
 	}
 }
@@ -83,7 +83,7 @@ func TestRefusedDefinitionFailsAnAtomicRelease(t *testing.T) {
 
 	options := bundle.ReleaseOptions{Atomic: true, MaxHistory: 10}
 	deploy(t, e, c.chart(options, c.configMap("main", "1")))
-	report := settle(t, e, c.chart(options, c.configMap("main", "2"), c.definitionOf("Second", "taken")))
+	report := convergeUntilDone(t, e, c.chart(options, c.configMap("main", "2"), c.definitionOf("Second", "taken")))
 	if !strings.Contains(report.Message, "taken") || !strings.Contains(report.Message, "rolled back to revision 1") {
 		t.Errorf("got %s %q, want a rollback", report.State, report.Message)
 	}

@@ -27,9 +27,13 @@ type runningEngine struct {
 	reports int
 }
 
-func (h *runningEngine) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.corrections) }
+func (h *runningEngine) countCorrections() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.corrections)
+}
 
-func (h *runningEngine) reported() int { h.mu.Lock(); defer h.mu.Unlock(); return h.reports }
+func (h *runningEngine) countReports() int { h.mu.Lock(); defer h.mu.Unlock(); return h.reports }
 
 func (c *cluster) runEngine(t *testing.T, m *meter, change ...func(*engine.Options)) *runningEngine {
 	t.Helper()
@@ -78,12 +82,12 @@ func TestRunCorrectsChangesAndDeletions(t *testing.T) {
 	c.patch(configMaps, "unlabelled", `{"metadata":{"labels":null}}`)
 	c.patch(configMaps, "shared", `{"data":{"theirs":"2"}}`)
 	eventually(t, "corrected", func() bool {
-		return c.value("edited") == "1" && c.value("deleted") == "1" && len(c.names(configMaps)) == 4
+		return c.value("edited") == "1" && c.value("deleted") == "1" && len(c.listNames(configMaps)) == 4
 	})
 	if theirs, _, _ := unstructured.NestedString(c.get(configMaps, c.ns, "shared").Object, "data", "theirs"); theirs != "2" {
-		t.Errorf("a field that is not ours: got %q, want 2", theirs)
+		t.Errorf("field of another manager: got %q, want 2", theirs)
 	}
-	// The healed object is known by its new UID: it is ours to delete.
+	// The inventory has the UID of the recreated object, so the withdrawal deletes it.
 	e := c.engine(nil)
 	eventually(t, "applied", func() bool {
 		_, state, _, err := e.RecordedDigest(t.Context(), b.ID)
@@ -105,7 +109,7 @@ func TestRunCorrectsEarlierDrift(t *testing.T) {
 }
 
 // TestCorrectionOfAllObjectsIsReported corrects all objects of an applied bundle. During the correction the record has
-// StateApplying, and the agent may have reported it. So the final report is new.
+// StateApplying, and the agent may report this state, so the final report is new.
 func TestCorrectionOfAllObjectsIsReported(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -152,9 +156,9 @@ func TestOwnWritesCauseNoRequests(t *testing.T) {
 	objects[0] = last
 	converge(t, h.Engine, c.bundle("one", objects...))
 	m.take()
-	// A heal that comes after proves that the watch has passed everything from before.
+	// A later correction proves that the engine has processed all earlier watch events.
 	c.patch(configMaps, "cm-1", `{"data":{"key":"2"}}`)
-	eventually(t, "corrected", func() bool { return c.value("cm-1") == "1" && h.count() > 0 })
+	eventually(t, "corrected", func() bool { return c.value("cm-1") == "1" && h.countCorrections() > 0 })
 	var writes []string
 	for _, line := range m.take() {
 		if strings.HasPrefix(line, "PATCH") {
@@ -164,8 +168,8 @@ func TestOwnWritesCauseNoRequests(t *testing.T) {
 	if len(writes) != 1 || !strings.Contains(writes[0], "/cm-1?") {
 		t.Errorf("writes: got %v, want one of cm-1", writes)
 	}
-	if h.count() != 1 {
-		t.Errorf("heals: got %d, want 1", h.count())
+	if h.countCorrections() != 1 {
+		t.Errorf("corrections: got %d, want 1", h.countCorrections())
 	}
 }
 
@@ -202,9 +206,9 @@ func TestDriftCorrectionEndsWithTheOption(t *testing.T) {
 	converge(t, h.Engine, sentinel)
 	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
 	c.patch(configMaps, "b", `{"data":{"key":"2"}}`)
-	eventually(t, "the other one is healed", func() bool { return c.value("b") == "1" })
+	eventually(t, "the other object is corrected", func() bool { return c.value("b") == "1" })
 	if got := c.value("a"); got != "2" {
-		t.Errorf("healed without the option: got %s, want 2", got)
+		t.Errorf("corrected without the option: got %s, want 2", got)
 	}
 }
 
@@ -241,7 +245,7 @@ func TestWithdrawnObjectsAreNotCorrected(t *testing.T) {
 	converge(t, h.Engine, sentinel)
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: b.ID})
 	c.delete(configMaps, "b")
-	eventually(t, "the other one is healed", func() bool { return c.value("b") == "1" })
+	eventually(t, "the other object is corrected", func() bool { return c.value("b") == "1" })
 	c.wantNames(configMaps, "b")
 }
 
@@ -252,7 +256,7 @@ func TestConflictEndsWhenTheOwnerIsWithdrawn(t *testing.T) {
 	first := c.bundle("first", c.configMap("shared", "1"))
 	converge(t, h.Engine, first)
 	second := c.bundle("second", c.configMap("shared", "2"))
-	convergeFails(t, h.Engine, second)
+	wantConvergeError(t, h.Engine, second)
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: first.ID})
 	eventually(t, "the other profile's object is there", func() bool { return c.value("shared") == "2" })
 }
@@ -269,7 +273,7 @@ func TestRepeatedDriftIsCorrectedWithBackoff(t *testing.T) {
 		eventually(t, "corrected", func() bool { return c.value("a") == "1" })
 	}
 	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("five heals in a row took %s, want more than 2 s", took)
+		t.Errorf("five corrections took %s, want more than 2 s", took)
 	}
 }
 
@@ -281,16 +285,16 @@ func TestDriftDuringAnOutageIsCorrected(t *testing.T) {
 	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
 	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
 	eventually(t, "corrected", func() bool { return c.value("a") == "1" })
-	// The watch stays open, but the engine can only read the object later.
+	// The watch stays open, but the engine cannot read the object yet.
 	line.cutAfter(0)
 	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
 	eventually(t, "a request failed", func() bool { return line.refused() > 0 })
-	line.mend()
+	line.endCut()
 	eventually(t, "corrected", func() bool { return c.value("a") == "1" })
 }
 
-// TestExpiredJobRunsAgainOnlyWithAnotherBundle deletes a finished Job, as Kubernetes does after its
-// ttlSecondsAfterFinished, and corrects the drift of another object.
+// TestExpiredJobRunsAgainOnlyWithAnotherBundle deletes a finished Job like Kubernetes after ttlSecondsAfterFinished,
+// and corrects the drift of another object.
 func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -310,7 +314,7 @@ func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.delete(configMaps, "deleted")
-	eventually(t, "the ConfigMap is healed", func() bool { return h.count() > 0 && c.value("deleted") == "1" })
+	eventually(t, "the ConfigMap is healed", func() bool { return h.countCorrections() > 0 && c.value("deleted") == "1" })
 	converge(t, h.Engine, b)
 	if c.get(jobs, c.ns, "expiring") != nil {
 		t.Error("the Job runs again")

@@ -66,11 +66,11 @@ spec:
 type excludedCase struct {
 	content string
 	paths   []string
-	// change are the JSON 6902 operations of the other client.
+	// change has the JSON 6902 operations of the other client.
 	change string
-	// healed are values after the change, second those after the next delivery, third those after a delivery without
+	// corrected are the values after the change, second after the next delivery, third after a delivery without
 	// exclusions. A pointer to a missing value has the value "<nil>".
-	healed, second, third map[string]string
+	corrected, second, third map[string]string
 }
 
 func excludedCases() map[string]excludedCase {
@@ -84,7 +84,7 @@ func excludedCases() map[string]excludedCase {
 			excludedConfigMap, []string{"/data/key"}, `[{"op":"remove","path":"/data/key"},{"op":"replace","path":"/data/other","value":"theirs"}]`,
 			map[string]string{"/data/key": "<nil>", "/data/other": "1"}, map[string]string{"/data/key": "<nil>", "/data/other": "2"}, map[string]string{"/data/key": "3"},
 		},
-		"a key that nobody changes": {
+		"a key that no client changes": {
 			excludedConfigMap, []string{"/data/key"}, `[{"op":"replace","path":"/data/other","value":"theirs"}]`,
 			map[string]string{"/data/key": "1", "/data/other": "1"}, map[string]string{"/data/key": "1", "/data/other": "2"}, map[string]string{"/data/key": "3"},
 		},
@@ -103,7 +103,7 @@ func excludedCases() map[string]excludedCase {
 			map[string]string{"/spec/replicas": "5", sideImage: "side:1"}, map[string]string{"/spec/replicas": "5", sideImage: "side:2"}, map[string]string{"/spec/replicas": "3"},
 		},
 		// Without a value in the request, the API server would set the default.
-		"replicas that nobody changes": {
+		"replicas that no client changes": {
 			excludedDeployment, []string{"/spec/replicas"}, `[{"op":"replace","path":"/spec/replicas","value":1},{"op":"replace","path":"/spec/replicas","value":1}]`,
 			map[string]string{"/spec/replicas": "1"}, map[string]string{"/spec/replicas": "1", sideImage: "side:2"}, map[string]string{"/spec/replicas": "3"},
 		},
@@ -133,7 +133,7 @@ func excludedCases() map[string]excludedCase {
 			excludedOnlyKey, []string{"/data/key"}, `[{"op":"remove","path":"/data"},{"op":"replace","path":"/metadata/annotations/note","value":"theirs"}]`,
 			map[string]string{"/data": "<nil>", "/metadata/annotations/note": "1"}, map[string]string{"/data": "<nil>", "/metadata/annotations/note": "2"}, map[string]string{"/data/key": "3"},
 		},
-		"the only key, that nobody changes": {
+		"the only key, that no client changes": {
 			excludedOnlyKey, []string{"/data/key"}, `[{"op":"replace","path":"/metadata/annotations/note","value":"theirs"}]`,
 			map[string]string{"/data/key": "1", "/metadata/annotations/note": "1"}, map[string]string{"/data/key": "1", "/metadata/annotations/note": "2"}, map[string]string{"/data/key": "3"},
 		},
@@ -172,8 +172,8 @@ func excludedCases() map[string]excludedCase {
 	}
 }
 
-// TestExcludedFieldsStay applies an object, changes it as another client, and delivers it again: fields that are
-// excluded stay as they are, by drift correction, by deliveries, and after a restart. Others are corrected.
+// TestExcludedFieldsStay applies an object, changes it as another client, and delivers it again. Drift correction,
+// deliveries and a restart do not change excluded fields. Other fields are corrected.
 func TestExcludedFieldsStay(t *testing.T) {
 	t.Parallel()
 	for name, excluded := range excludedCases() {
@@ -185,29 +185,29 @@ func TestExcludedFieldsStay(t *testing.T) {
 				resource, kind = deployments, "Deployment"
 			}
 			delivery := func(number string, paths []string) bundle.Bundle {
-				b := c.bundle("one", c.parse(strings.ReplaceAll(excluded.content, "N", number)))
+				b := c.bundle("one", c.parseObject(strings.ReplaceAll(excluded.content, "N", number)))
 				if len(paths) > 0 {
 					b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: paths, Target: &libv1beta1.PatchSelector{Kind: kind, Name: "i."}}}
 				}
 				return b
 			}
-			t.Cleanup(func() { c.dropFinalizers(resource) })
+			t.Cleanup(func() { c.removeFinalizers(resource) })
 			converge(t, c.engine(nil), delivery("1", excluded.paths))
-			c.operate(resource, "it", excluded.change)
+			c.applyJSONPatch(resource, "it", excluded.change)
 			h := c.runEngine(t, nil)
-			c.eventuallyHas(resource, "healed", excluded.healed)
+			c.awaitValues(resource, "corrected", excluded.corrected)
 			if changes := converge(t, h.Engine, delivery("1", excluded.paths)).Changes; len(changes) != 1 || changes[0].Action != bundle.Unchanged {
 				t.Errorf("changes of the same delivery: %v", changes)
 			}
-			c.eventuallyHas(resource, "after the same delivery", excluded.healed)
+			c.awaitValues(resource, "after the same delivery", excluded.corrected)
 			eventually(t, "second delivery, after a restart", func() bool {
-				// The first Engine still runs, and can write the record meanwhile.
+				// The first Engine still runs, and may write the record meanwhile.
 				_, err := c.engine(nil).Converge(t.Context(), delivery("2", excluded.paths))
 				return !apierrors.IsConflict(err)
 			})
-			c.eventuallyHas(resource, "after the second delivery", excluded.second)
+			c.awaitValues(resource, "after the second delivery", excluded.second)
 			converge(t, h.Engine, delivery("3", nil))
-			c.eventuallyHas(resource, "without exclusions", excluded.third)
+			c.awaitValues(resource, "without exclusions", excluded.third)
 		})
 	}
 }
@@ -217,18 +217,18 @@ func TestExcludedFieldsStay(t *testing.T) {
 func TestExclusionsAreForTheirTargets(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	b := c.bundle("one", c.configMap("excluded", "1"), c.configMap("healed", "1"))
+	b := c.bundle("one", c.configMap("excluded", "1"), c.configMap("corrected", "1"))
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{
 		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{Name: "excl"}},
 		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{Name: "excluded", Namespace: c.ns}},
-		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{Name: "healed", Kind: "Secret"}},
+		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{Name: "corrected", Kind: "Secret"}},
 		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{LabelSelector: "a=b"}},
 	}
 	h := c.runEngine(t, nil)
 	converge(t, h.Engine, b)
 	c.patch(configMaps, "excluded", `{"data":{"key":"2"}}`)
-	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
-	eventually(t, "corrected", func() bool { return c.value("healed") == "1" })
+	c.patch(configMaps, "corrected", `{"data":{"key":"2"}}`)
+	eventually(t, "corrected", func() bool { return c.value("corrected") == "1" })
 	if got := c.value("excluded"); got != "2" {
 		t.Errorf("excluded: got %q", got)
 	}
@@ -236,7 +236,7 @@ func TestExclusionsAreForTheirTargets(t *testing.T) {
 	eventually(t, "created again", func() bool { return c.value("excluded") == "1" })
 }
 
-// TestExclusionsOfAdoptedObject leaves the excluded field of an object that existed before.
+// TestExclusionsOfAdoptedObject does not change the excluded field of an existing object.
 func TestExclusionsOfAdoptedObject(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -248,11 +248,11 @@ func TestExclusionsOfAdoptedObject(t *testing.T) {
 	b := c.bundle("one", desired)
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
 	converge(t, c.engine(nil), b)
-	c.eventuallyHas(configMaps, "adopted", map[string]string{"/data/key": "theirs", "/data/other": "1"})
+	c.awaitValues(configMaps, "adopted", map[string]string{"/data/key": "theirs", "/data/other": "1"})
 }
 
-// TestExcludedFieldsAreNotOwned delivers content without an excluded field, which stays. Then another client applies
-// the field without force, and deletes it.
+// TestExcludedFieldsAreNotOwned delivers content without an excluded field, which stays on the member. Then another
+// client applies the field without force, and deletes it.
 func TestExcludedFieldsAreNotOwned(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -264,13 +264,13 @@ func TestExcludedFieldsAreNotOwned(t *testing.T) {
 	}
 	converge(t, e, delivery("key", "a"))
 	converge(t, e, delivery("b"))
-	if diff := cmp.Diff([]string{"b", "key"}, c.keys("it")); diff != "" {
+	if diff := cmp.Diff([]string{"b", "key"}, c.dataKeys("it")); diff != "" {
 		t.Errorf("keys (-want +got):\n%s", diff)
 	}
 	theirs := c.configMap("it", "theirs")
 	apply := func() {
 		t.Helper()
-		_, err := c.objects.Resource(configMaps).Namespace(c.ns).Apply(t.Context(), "it", theirs, metav1.ApplyOptions{FieldManager: "somebody"})
+		_, err := c.objects.Resource(configMaps).Namespace(c.ns).Apply(t.Context(), "it", theirs, metav1.ApplyOptions{FieldManager: "another"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,12 +282,13 @@ func TestExcludedFieldsAreNotOwned(t *testing.T) {
 	}
 	delete(theirs.Object, "data")
 	apply()
-	if diff := cmp.Diff([]string{"b", "c"}, c.keys("it")); diff != "" {
+	if diff := cmp.Diff([]string{"b", "c"}, c.dataKeys("it")); diff != "" {
 		t.Errorf("keys (-want +got):\n%s", diff)
 	}
 }
 
-// TestExclusionsOfObjectsOfPastManagers adopts objects of kubectl: its fields are taken over, but not the excluded one.
+// TestExclusionsOfObjectsOfPastManagers adopts objects of kubectl. The engine takes over its fields but the excluded
+// one.
 func TestExclusionsOfObjectsOfPastManagers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -297,13 +298,13 @@ func TestExclusionsOfObjectsOfPastManagers(t *testing.T) {
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
 	converge(t, c.engine(nil), b)
 	for name, want := range map[string][]string{"has": {"key", "new"}, "lacks": {"new"}} {
-		if diff := cmp.Diff(want, c.keys(name)); diff != "" {
+		if diff := cmp.Diff(want, c.dataKeys(name)); diff != "" {
 			t.Errorf("keys of %s (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
-// TestExclusionsOfObjectChangedMeanwhile has another client create, or replace, an object right before it is applied:
+// TestExclusionsOfObjectChangedMeanwhile creates or replaces an object as another client right before it is applied:
 // its excluded field stays. Force creates the object again, with the delivered value.
 func TestExclusionsOfObjectChangedMeanwhile(t *testing.T) {
 	t.Parallel()
@@ -336,7 +337,7 @@ func TestExclusionsOfObjectChangedMeanwhile(t *testing.T) {
 			changed := false
 			c.beforePatch("/configmaps/it", func() { changed = true; test.meanwhile(c) })
 			converge(t, c.engine(nil), delivery("2"))
-			c.eventuallyHas(configMaps, "applied", map[string]string{"/data/key": test.want, "/data/other": "2"})
+			c.awaitValues(configMaps, "applied", map[string]string{"/data/key": test.want, "/data/other": "2"})
 			if !changed {
 				t.Error("the object was not applied")
 			}
@@ -360,14 +361,14 @@ func TestInvalidExclusions(t *testing.T) {
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("it", "1"))
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"data"}}}
-	if report := convergeFails(t, c.engine(nil), b); !strings.Contains(report.Message, "driftExclusions[0]") {
+	if report := wantConvergeError(t, c.engine(nil), b); !strings.Contains(report.Message, "driftExclusions[0]") {
 		t.Errorf("message: %s", report.Message)
 	}
 	c.wantNames(configMaps)
 }
 
-// parse returns an object in the namespace of the test.
-func (c *cluster) parse(text string) *unstructured.Unstructured {
+// parseObject decodes an object in the namespace of the test.
+func (c *cluster) parseObject(text string) *unstructured.Unstructured {
 	c.t.Helper()
 	object := &unstructured.Unstructured{}
 	raw, err := yaml.YAMLToJSON([]byte(text))
@@ -381,17 +382,17 @@ func (c *cluster) parse(text string) *unstructured.Unstructured {
 	return object
 }
 
-// operate applies JSON 6902 operations as another client.
-func (c *cluster) operate(gvr schema.GroupVersionResource, name, operations string) {
+// applyJSONPatch applies JSON 6902 operations as another client.
+func (c *cluster) applyJSONPatch(gvr schema.GroupVersionResource, name, operations string) {
 	c.t.Helper()
-	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(c.t.Context(), name, types.JSONPatchType, []byte(operations), metav1.PatchOptions{FieldManager: "somebody"})
+	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(c.t.Context(), name, types.JSONPatchType, []byte(operations), metav1.PatchOptions{FieldManager: "another"})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// dropFinalizers removes the finalizers of the object "it".
-func (c *cluster) dropFinalizers(gvr schema.GroupVersionResource) {
+// removeFinalizers removes the finalizers of the object "it".
+func (c *cluster) removeFinalizers(gvr schema.GroupVersionResource) {
 	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(context.WithoutCancel(c.t.Context()), "it", types.MergePatchType,
 		[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -399,9 +400,9 @@ func (c *cluster) dropFinalizers(gvr schema.GroupVersionResource) {
 	}
 }
 
-// eventuallyHas waits until the object "it" has the values at JSON pointers. "image of web" is a container's image,
-// and "finalizers" are the finalizers in alphabetical order.
-func (c *cluster) eventuallyHas(gvr schema.GroupVersionResource, what string, want map[string]string) {
+// awaitValues waits until the object "it" has the values at JSON pointers. "image of web" is a container's image, and
+// "finalizers" are the finalizers in alphabetical order.
+func (c *cluster) awaitValues(gvr schema.GroupVersionResource, what string, want map[string]string) {
 	c.t.Helper()
 	got := map[string]string{}
 	defer func() {

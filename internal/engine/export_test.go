@@ -7,7 +7,7 @@ import (
 	"github.com/towline/towline/internal/drift"
 )
 
-// Resume converges a bundle from the content in its record, as Run does.
+// Resume converges a bundle from the content in its record, like Run.
 func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
 	unlock, err := e.bundleLocks.acquire(ctx, id)
 	if err != nil {
@@ -17,7 +17,7 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 	return e.resume(ctx, id, nil)
 }
 
-// Correct corrects all objects of a bundle as drift.Corrector does.
+// Correct corrects all objects of a bundle, like drift.Corrector.
 func (e *Engine) Correct(ctx context.Context, id bundle.ID) (drift.Result, error) {
 	return driftEngine{e}.Resume(ctx, id, nil)
 }

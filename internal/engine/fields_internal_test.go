@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestLongFieldsAreNotDecoded has managed fields that no API server stores.
+// TestLongFieldsAreNotDecoded decodes managed fields that are larger than any API server stores.
 func TestLongFieldsAreNotDecoded(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

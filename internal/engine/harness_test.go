@@ -37,13 +37,13 @@ var (
 	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
 
-// cluster is a member for one test: namespaces of its own on the shared API server.
+// cluster is a member for one test: two namespaces on the shared API server.
 type cluster struct {
 	t       testing.TB
 	cfg     *rest.Config
 	objects dynamic.Interface
-	ns      string // for objects
-	records string // for records
+	ns      string // of the objects
+	records string // of the inventory records
 }
 
 func newCluster(t testing.TB) *cluster {
@@ -55,7 +55,7 @@ func newCluster(t testing.TB) *cluster {
 	}
 }
 
-// engine returns a new Engine, as a process that was just started would have it. meter may be nil.
+// engine returns a new Engine, like after a restart of the process. meter may be nil.
 func (c *cluster) engine(meter *meter, change ...func(*engine.Options)) *engine.Engine {
 	c.t.Helper()
 	cfg := rest.CopyConfig(c.cfg)
@@ -87,7 +87,7 @@ func (c *cluster) get(gvr schema.GroupVersionResource, ns, name string) *unstruc
 
 func (c *cluster) create(gvr schema.GroupVersionResource, obj *unstructured.Unstructured) *unstructured.Unstructured {
 	c.t.Helper()
-	made, err := c.objects.Resource(gvr).Namespace(obj.GetNamespace()).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: "somebody"})
+	made, err := c.objects.Resource(gvr).Namespace(obj.GetNamespace()).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: "another"})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func (c *cluster) create(gvr schema.GroupVersionResource, obj *unstructured.Unst
 func (c *cluster) patch(gvr schema.GroupVersionResource, name, body string) {
 	c.t.Helper()
 	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(c.t.Context(), name, types.MergePatchType, []byte(body),
-		metav1.PatchOptions{FieldManager: "somebody"})
+		metav1.PatchOptions{FieldManager: "another"})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -110,8 +110,8 @@ func (c *cluster) delete(gvr schema.GroupVersionResource, name string) {
 	}
 }
 
-// names lists the objects of the test's namespace that are marked as ours.
-func (c *cluster) names(gvr schema.GroupVersionResource) []string {
+// listNames lists the objects of the test's namespace that have the engine's ownership label.
+func (c *cluster) listNames(gvr schema.GroupVersionResource) []string {
 	c.t.Helper()
 	list, err := c.objects.Resource(gvr).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{LabelSelector: kube.LabelReason})
 	if err != nil {
@@ -129,8 +129,8 @@ func (c *cluster) wantNames(gvr schema.GroupVersionResource, want ...string) {
 	if want == nil {
 		want = []string{}
 	}
-	if diff := cmp.Diff(c.names(gvr), want); diff != "" {
-		c.t.Errorf("marked %s (-got +want):\n%s", gvr.Resource, diff)
+	if diff := cmp.Diff(c.listNames(gvr), want); diff != "" {
+		c.t.Errorf("%s with the ownership label (-got +want):\n%s", gvr.Resource, diff)
 	}
 }
 
@@ -153,8 +153,8 @@ func (c *cluster) configMap(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// bundle returns a bundle with CorrectDrift of these objects. All tests share one API server, so each has requestors
-// of its own.
+// bundle returns a bundle of these objects with CorrectDrift. The tests share one API server, so the requestor's name
+// contains the test's namespace.
 func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
 	return bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: "ClusterSummary", RequestorName: c.ns + "-" + name, Feature: "Resources"},
@@ -178,7 +178,7 @@ func converge(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
 	return report
 }
 
-func convergeFails(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
+func wantConvergeError(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
 	t.Helper()
 	report, err := e.Converge(t.Context(), b)
 	if err == nil || report.State != bundle.StateFailed || report.Message == "" {
@@ -198,7 +198,7 @@ func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
 	})
 }
 
-// waitLimit bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
+// waitLimit limits every wait. Kubernetes may need half a minute to delete a namespace on a busy machine.
 const waitLimit = 2 * time.Minute
 
 // counts is the number of changes in a ChangeSet, by action.
@@ -225,21 +225,21 @@ func eventually(t testing.TB, what string, check func() bool) {
 	}
 }
 
-// errCut is the error of a request after the line was cut.
+// errCut is the error of a request after the connection was cut.
 var errCut = errors.New("the line was cut")
 
-// meter counts requests, and fails all requests after a number of them.
+// meter is a transport that records requests, and can fail all requests after a number of requests.
 type meter struct {
 	mu      sync.Mutex
 	seen    []string
-	bytes   int // of the answers' bodies
+	bytes   int // of the response bodies
 	cutting bool
 	left    int
-	// refusals counts the requests that were not sent since the cut.
+	// refusals is the number of requests that were not sent since the cut.
 	refusals int
-	// late cuts the line behind the last request instead: the server gets it, the answer is lost.
+	// late cuts the connection after the last request was sent: the server processes it, and its response is lost.
 	late bool
-	// writes counts only the requests that write.
+	// writes counts only write requests for the cut.
 	writes bool
 	// before, if it is not nil, is called before each request.
 	before func(*http.Request)
@@ -250,11 +250,11 @@ func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 		if m.before != nil {
 			m.before(r)
 		}
-		if !m.pass(r) {
+		if !m.admit(r) {
 			return nil, errCut
 		}
 		response, err := next.RoundTrip(r)
-		if err == nil && m.loses() {
+		if err == nil && m.losesResponse() {
 			_ = response.Body.Close()
 			return nil, errCut
 		}
@@ -265,7 +265,7 @@ func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-func (m *meter) pass(r *http.Request) bool {
+func (m *meter) admit(r *http.Request) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.cutting {
@@ -281,7 +281,7 @@ func (m *meter) pass(r *http.Request) bool {
 	return true
 }
 
-func (m *meter) loses() bool {
+func (m *meter) losesResponse() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.cutting && m.late && m.left == 0
@@ -303,7 +303,7 @@ func (b *countedBody) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// takeBytes returns how many bytes were read of answers since the last takeBytes.
+// takeBytes returns the number of bytes that were read of responses since the last takeBytes.
 func (m *meter) takeBytes() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -312,8 +312,8 @@ func (m *meter) takeBytes() int {
 	return n
 }
 
-// mend ends a cut.
-func (m *meter) mend() { m.mu.Lock(); defer m.mu.Unlock(); m.cutting = false }
+// endCut ends a cut.
+func (m *meter) endCut() { m.mu.Lock(); defer m.mu.Unlock(); m.cutting = false }
 
 func (m *meter) cutAfter(n int) {
 	m.mu.Lock()
@@ -323,7 +323,7 @@ func (m *meter) cutAfter(n int) {
 
 func (m *meter) refused() int { m.mu.Lock(); defer m.mu.Unlock(); return m.refusals }
 
-// take returns the requests since the last take, without those that ask which kinds there are.
+// take returns the requests since the last take, without requests for discovery.
 func (m *meter) take() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

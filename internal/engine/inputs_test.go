@@ -10,13 +10,13 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// lateClock is an hour ahead.
-type lateClock struct{ clock.RealClock }
+// fastClock is one hour ahead.
+type fastClock struct{ clock.RealClock }
 
-func (lateClock) Now() time.Time { return time.Now().Add(time.Hour) }
+func (fastClock) Now() time.Time { return time.Now().Add(time.Hour) }
 
-// TestInputsAreRecorded has a record with the inputs of the bundle that was delivered last. Each engine is the first
-// one after a restart.
+// TestInputsAreRecorded checks that the record has the inputs of the last delivered bundle. Each engine is new, like
+// after a restart.
 func TestInputsAreRecorded(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -24,7 +24,7 @@ func TestInputsAreRecorded(t *testing.T) {
 		t.Helper()
 		b := c.bundle("one", c.configMap("a", value))
 		b.Inputs = inputs
-		converge(t, c.engine(nil, func(o *engine.Options) { o.Clock = lateClock{} }), b)
+		converge(t, c.engine(nil, func(o *engine.Options) { o.Clock = fastClock{} }), b)
 	}
 	id := c.bundle("one").ID
 	recorded := func(what, want string) bundle.Deployed {
@@ -41,7 +41,7 @@ func TestInputsAreRecorded(t *testing.T) {
 	first := recorded("first delivery", "first")
 	deliver("1", "second")
 	if second := recorded("the same bundle of other inputs", "second"); !second.Report.LastApplied.Equal(first.Report.LastApplied) {
-		t.Errorf("nothing was applied: got %s, want %s", second.Report.LastApplied, first.Report.LastApplied)
+		t.Errorf("LastApplied of an unchanged bundle: got %s, want %s", second.Report.LastApplied, first.Report.LastApplied)
 	}
 	deliver("1", "")
 	recorded("the same bundle of unknown inputs", "second")

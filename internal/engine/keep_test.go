@@ -8,8 +8,8 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// TestOlderBundleKeepsObjectsThatItLacks delivers an older bundle, as a hub does that was restored from a backup. It
-// and later bundles keep and report the objects that it lacks. The withdrawal removes them.
+// TestOlderBundleKeepsObjectsThatItLacks delivers an older bundle, like a hub that was restored from a backup. This and
+// later bundles keep and report the objects that they lack. The withdrawal deletes them.
 func TestOlderBundleKeepsObjectsThatItLacks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -20,10 +20,10 @@ func TestOlderBundleKeepsObjectsThatItLacks(t *testing.T) {
 	report := convergeKeeping(t, e, older)
 	c.wantNames(configMaps, "a", "also-later", "later")
 	if !strings.HasPrefix(report.Message, bundle.KeptPrefix) || !strings.Contains(report.Message, "ConfigMap "+c.ns+"/later") {
-		t.Errorf("the report does not list what is kept: %q", report.Message)
+		t.Errorf("the report does not list the kept object: %q", report.Message)
 	}
 	if got := c.value("a"); got != "1" {
-		t.Errorf("a has %q, want what the older bundle says", got)
+		t.Errorf("a has %q, want the value of the older bundle", got)
 	}
 
 	again := c.engine(nil)
@@ -34,9 +34,9 @@ func TestOlderBundleKeepsObjectsThatItLacks(t *testing.T) {
 	report = convergeKeeping(t, again, c.bundle("one", c.configMap("b", "1")))
 	c.wantNames(configMaps, "b", "later")
 	if strings.Contains(report.Message, "also-later") || !strings.Contains(report.Message, "ConfigMap "+c.ns+"/later") {
-		t.Errorf("the report lists %q, want what is still kept", report.Message)
+		t.Errorf("the report lists %q, want the objects that are still kept", report.Message)
 	}
-	converge(t, again, c.bundle("one", c.configMap("b", "1"), c.configMap("later", "3"))) // one that is wanted again is not reported
+	converge(t, again, c.bundle("one", c.configMap("b", "1"), c.configMap("later", "3"))) // the bundle has object b again, so it is not reported
 	converge(t, again, c.bundle("one", c.configMap("b", "1")))
 	c.wantNames(configMaps, "b")
 

@@ -13,8 +13,8 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// BenchmarkListPartition shows the time to list the 10 bundles of one partition, with the given number of partitions.
-// It must not grow with their number.
+// BenchmarkListPartition measures the time to list the 10 bundles of one partition, with the given number of
+// partitions. The time must not depend on the number of partitions.
 func BenchmarkListPartition(b *testing.B) {
 	const bundles = 10
 	for _, partitions := range []int{10, 1_000} {

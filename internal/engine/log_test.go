@@ -63,7 +63,7 @@ func TestLogOfDeliveryDriftAndWithdrawal(t *testing.T) {
 	go func() { stopped <- e.Run(ctx) }()
 	defer func() { cancel(); <-stopped }()
 	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"))
-	for range 2 { // the second delivery changes nothing
+	for range 2 { // the second delivery is unchanged
 		if _, err := e.Converge(ctx, b); err != nil {
 			t.Fatal(err)
 		}

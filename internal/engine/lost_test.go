@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// loseRecords deletes the Secrets of records with this value of their label.
-func (c *cluster) loseRecords(part string) {
+// deleteRecords deletes the Secrets of records with this value of the label towline.dev/record.
+func (c *cluster) deleteRecords(part string) {
 	c.t.Helper()
 	err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(c.t.Context(), metav1.DeleteOptions{},
 		metav1.ListOptions{LabelSelector: "towline.dev/record=" + part})
@@ -26,8 +26,8 @@ func (c *cluster) loseRecords(part string) {
 	}
 }
 
-// spoilRecords overwrites a part of the heads of records.
-func (c *cluster) spoilRecords(key string) {
+// corruptRecords overwrites one key in the head Secrets of records.
+func (c *cluster) corruptRecords(key string) {
 	c.t.Helper()
 	api := c.objects.Resource(secrets).Namespace(c.records)
 	list, err := api.List(c.t.Context(), metav1.ListOptions{LabelSelector: "towline.dev/record=head"})
@@ -42,38 +42,38 @@ func (c *cluster) spoilRecords(key string) {
 	}
 }
 
-// big returns a bundle whose content does not fit into the head of its record.
-func (c *cluster) big(name string) bundle.Bundle {
+// largeBundle returns a bundle whose content does not fit into the head Secret of its record.
+func (c *cluster) largeBundle(name string) bundle.Bundle {
 	var objects []*unstructured.Unstructured
 	for i := range 3 {
 		var text strings.Builder
 		for j := range 200 {
-			text.WriteString(noise(200*i + j))
+			text.WriteString(randomText(200*i + j))
 		}
 		objects = append(objects, c.configMap(fmt.Sprintf("%s-%d", name, i), text.String()))
 	}
 	return c.bundle(name, objects...)
 }
 
-func TestLossOfARecordIsNoticed(t *testing.T) {
+func TestLostRecordIsDetected(t *testing.T) {
 	t.Parallel()
 	for name, part := range map[string]string{"head": "head", "chunk": "chunk"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			h := c.runEngine(t, nil)
-			b := c.big("one")
+			b := c.largeBundle("one")
 			b.Inputs = "inputs"
 			converge(t, h.Engine, b)
-			if h.reported() != 0 {
-				t.Fatalf("told %d times before anything was lost", h.reported())
+			if h.countReports() != 0 {
+				t.Fatalf("got %d reports before the loss, want none", h.countReports())
 			}
-			c.loseRecords(part)
-			eventually(t, "it is told", func() bool { return h.reported() > 0 })
+			c.deleteRecords(part)
+			eventually(t, "the loss is reported", func() bool { return h.countReports() > 0 })
 			if _, _, ok, err := h.RecordedDigest(t.Context(), b.ID); ok || err != nil {
-				t.Errorf("have: got %t, %v; want that the content is missing", ok, err)
+				t.Errorf("RecordedDigest: got %t, %v; want no content", ok, err)
 			}
-			// Otherwise the caller would not converge again.
+			// Without inputs, the caller converges again.
 			if found, _, err := h.FindDeployed(t.Context(), b.ID); found.Inputs != "" || err != nil {
 				t.Errorf("inputs of lost content: got %q, %v", found.Inputs, err)
 			}
@@ -82,46 +82,46 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 				t.Errorf("inputs after another delivery: got %q, %v", found.Inputs, err)
 			}
 			if _, _, ok, err := c.engine(nil).RecordedDigest(t.Context(), b.ID); !ok || err != nil {
-				t.Errorf("have after another delivery: got %t, %v", ok, err)
+				t.Errorf("RecordedDigest after another delivery: got %t, %v", ok, err)
 			}
 		})
 	}
 }
 
-func TestWithdrawalIsNoLoss(t *testing.T) {
+func TestWithdrawnRecordIsNotReportedAsLost(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	h := c.runEngine(t, nil)
-	b := c.big("one")
+	b := c.largeBundle("one")
 	converge(t, h.Engine, b)
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: b.ID})
-	// A loss that comes after proves that the watch has passed everything from before.
+	// The report of a later loss proves that the engine has processed all earlier watch events.
 	other := c.bundle("other", c.configMap("x", "1"))
 	converge(t, h.Engine, other)
-	c.loseRecords("head")
-	eventually(t, "the loss is told", func() bool { return h.reported() > 0 })
-	if h.reported() != 1 {
-		t.Errorf("told %d times, want once", h.reported())
+	c.deleteRecords("head")
+	eventually(t, "the loss is reported", func() bool { return h.countReports() > 0 })
+	if h.countReports() != 1 {
+		t.Errorf("got %d reports, want 1", h.countReports())
 	}
 }
 
 func TestWithdrawWithoutARecord(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*cluster){
-		"the head is lost":              func(c *cluster) { c.loseRecords("head") },
-		"a part is lost":                func(c *cluster) { c.loseRecords("chunk") },
-		"the inventory makes no sense":  func(c *cluster) { c.spoilRecords("inventory") },
-		"the head of it makes no sense": func(c *cluster) { c.spoilRecords("head") },
+		"the head is lost":         func(c *cluster) { c.deleteRecords("head") },
+		"a chunk is lost":          func(c *cluster) { c.deleteRecords("chunk") },
+		"the inventory is invalid": func(c *cluster) { c.corruptRecords("inventory") },
+		"the head is invalid":      func(c *cluster) { c.corruptRecords("head") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.create(configMaps, c.configMap("adopted", "0"))
-			b := c.big("one")
+			b := c.largeBundle("one")
 			b.Items[0].Objects = append(b.Items[0].Objects, c.configMap("adopted", "1"))
 			converge(t, c.engine(nil), b)
 			converge(t, c.engine(nil), c.bundle("other", c.configMap("others", "1")))
-			c.copyMarks("one-0")
+			c.copyWithLabels("one-0")
 			lose(c)
 			withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
 			c.wantNames(configMaps, "copy", "others")
@@ -133,22 +133,22 @@ func TestWithdrawWithoutARecord(t *testing.T) {
 	}
 }
 
-func TestWithdrawWithoutARecordLeavesWhatIsToBeLeft(t *testing.T) {
+func TestWithdrawWithoutARecordOrphansObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("a", "1"))
 	converge(t, c.engine(nil), b)
-	c.loseRecords("head")
+	c.deleteRecords("head")
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID, Orphan: true})
 	c.wantNames(configMaps)
 	if c.value("a") != "1" {
-		t.Error("the object is gone")
+		t.Error("the object was deleted")
 	}
 	c.wantRecords(0)
 }
 
-// copyMarks creates a copy of a ConfigMap as another client, with all labels and annotations.
-func (c *cluster) copyMarks(name string) {
+// copyWithLabels copies a ConfigMap as another client, with all labels and annotations.
+func (c *cluster) copyWithLabels(name string) {
 	c.t.Helper()
 	original, duplicate := c.get(configMaps, c.ns, name), c.configMap("copy", "1")
 	duplicate.SetLabels(original.GetLabels())
@@ -156,7 +156,7 @@ func (c *cluster) copyMarks(name string) {
 	c.create(configMaps, duplicate)
 }
 
-func TestWithdrawWithoutARecordLeavesWhatAControllerHas(t *testing.T) {
+func TestWithdrawWithoutARecordKeepsCopiesOfControllers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("a", "1"), c.configMap("child", "1"))
@@ -164,14 +164,14 @@ func TestWithdrawWithoutARecordLeavesWhatAControllerHas(t *testing.T) {
 	parent := c.create(configMaps, c.configMap("parent", "1"))
 	c.patch(configMaps, "child", fmt.Sprintf(`{"metadata":{"ownerReferences":[
 		{"apiVersion":"v1","kind":"ConfigMap","name":"parent","uid":%q,"controller":true}]}}`, parent.GetUID()))
-	c.loseRecords("head")
+	c.deleteRecords("head")
 	withdraw(t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps, "child")
 }
 
-// breaks makes requests for discovery old-fashioned, fails that of one API group, and fails the lists of another group
-// with this code.
-func breaks(code int) func(http.RoundTripper) http.RoundTripper {
+// breakAPIs returns a transport without aggregated discovery, in which the discovery of one API group and the lists of
+// another group fail. code is the status of the lists.
+func breakAPIs(code int) func(http.RoundTripper) http.RoundTripper {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			switch where := r.URL.Path; {
@@ -179,16 +179,16 @@ func breaks(code int) func(http.RoundTripper) http.RoundTripper {
 				r = r.Clone(r.Context())
 				r.Header.Set("Accept", "application/json")
 			case strings.HasPrefix(where, "/apis/batch/"):
-				return answer(r, http.StatusServiceUnavailable), nil
+				return errorResponse(r, http.StatusServiceUnavailable), nil
 			case strings.HasPrefix(where, "/apis/apps/v1/"):
-				return answer(r, code), nil
+				return errorResponse(r, code), nil
 			}
 			return next.RoundTrip(r)
 		})
 	}
 }
 
-func answer(r *http.Request, code int) *http.Response {
+func errorResponse(r *http.Request, code int) *http.Response {
 	reason := metav1.StatusReasonServiceUnavailable
 	if code == http.StatusInternalServerError {
 		reason = metav1.StatusReasonInternalError
@@ -207,32 +207,32 @@ func TestWithdrawWithoutARecordFromABrokenCluster(t *testing.T) {
 			c := newCluster(t)
 			b := c.bundle("one", c.configMap("a", "1"))
 			converge(t, c.engine(nil), b)
-			c.loseRecords("head")
+			c.deleteRecords("head")
 			broken := *c
 			broken.cfg = rest.CopyConfig(c.cfg)
-			broken.cfg.Wrap(breaks(code))
+			broken.cfg.Wrap(breakAPIs(code))
 			e := broken.engine(nil)
 			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 			c.wantNames(configMaps)
 			withdraw(t, e, bundle.Withdrawal{ID: c.bundle("never applied").ID})
-			// Nor does it keep anything from being delivered.
+			// The engine can also deliver.
 			converge(t, e, b)
 		})
 	}
 }
 
-func TestOtherContentAfterALossLeavesNothingBehind(t *testing.T) {
+func TestOtherContentAfterALostRecordIsPruned(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*cluster){
-		"the head is lost":             func(c *cluster) { c.loseRecords("head") },
-		"the inventory makes no sense": func(c *cluster) { c.spoilRecords("inventory") },
+		"the head is lost":         func(c *cluster) { c.deleteRecords("head") },
+		"the inventory is invalid": func(c *cluster) { c.corruptRecords("inventory") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.create(configMaps, c.configMap("adopted", "0"))
 			converge(t, c.engine(nil), c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("adopted", "1")))
-			c.copyMarks("a")
+			c.copyWithLabels("a")
 			lose(c)
 			b := c.bundle("one", c.configMap("b", "2"), c.configMap("c", "1"))
 			wantChanges(t, converge(t, c.engine(nil), b).Changes, counts{bundle.Created: 1, bundle.Configured: 1, bundle.Deleted: 1, bundle.Skipped: 1})
@@ -244,25 +244,25 @@ func TestOtherContentAfterALossLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestLossBesideAnObjectThatCannotBeReadLeavesNothingBehind(t *testing.T) {
+func TestLostRecordWithUnreadableObjectIsPruned(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"))
 	b.Options.ContinueOnError = true
 	converge(t, c.engine(nil), b)
-	c.loseRecords("head")
+	c.deleteRecords("head")
 	b.Items[0].Objects = b.Items[0].Objects[:1]
 	broken := *c
 	broken.cfg = rest.CopyConfig(c.cfg)
 	broken.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if strings.HasSuffix(r.URL.Path, "/configmaps/a") {
-				return answer(r, http.StatusInternalServerError), nil
+				return errorResponse(r, http.StatusInternalServerError), nil
 			}
 			return next.RoundTrip(r)
 		})
 	})
-	convergeFails(t, broken.engine(nil), b)
+	wantConvergeError(t, broken.engine(nil), b)
 	c.wantNames(configMaps, "a", "b")
 	converge(t, c.engine(nil), b)
 	c.wantNames(configMaps, "a")

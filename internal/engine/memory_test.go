@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// TestDeliveredContentIsReleased shows that an engine does not keep the objects of a bundle that it has applied.
+// TestDeliveredContentIsReleased checks that an engine does not keep the objects of an applied bundle in memory.
 func TestDeliveredContentIsReleased(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -36,8 +36,8 @@ func TestDeliveredContentIsReleased(t *testing.T) {
 	runtime.KeepAlive(e)
 }
 
-// BenchmarkMemberMemory shows the memory of a hub for one push member with 100 objects of 1 KiB: of an engine that has
-// delivered them and corrects their drift. The metric of the content is its size in the objects.
+// BenchmarkMemberMemory measures the memory of a hub for one push member with 100 objects of 1 KiB: the memory of an
+// engine that has delivered them and corrects their drift. The metric of the content is its size in the objects.
 func BenchmarkMemberMemory(b *testing.B) {
 	const members, objects, size = 20, 100, 1 << 10
 	c := newCluster(b)
@@ -49,7 +49,7 @@ func BenchmarkMemberMemory(b *testing.B) {
 		var all []*unstructured.Unstructured
 		for k := range objects {
 			text := make([]byte, size/2)
-			_, _ = rand.Read(text) // it never fails
+			_, _ = rand.Read(text) // Read never fails
 			all = append(all, c.configMap(fmt.Sprintf("member-%d-%d", i, k), hex.EncodeToString(text)))
 		}
 		e := c.engine(nil, func(o *engine.Options) { o.Namespace = fmt.Sprintf("%s-%d", c.records, i) })
@@ -73,8 +73,8 @@ func BenchmarkMemberMemory(b *testing.B) {
 // heapSize returns the bytes of all objects in the heap that are in use.
 func heapSize() int64 {
 	runtime.GC()
-	runtime.GC() // the first one keeps the content of each sync.Pool
+	runtime.GC() // the first run keeps the content of each sync.Pool
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	return int64(stats.HeapAlloc) //nolint:gosec // it is far smaller
+	return int64(stats.HeapAlloc) //nolint:gosec // the heap is far smaller
 }

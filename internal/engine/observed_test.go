@@ -34,7 +34,7 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {request
 	e := c.engine(meter)
 	converge(t, e, b)
 	meter.take()
-	// observe returns the observations by name, and fails the test if they cost more than want requests.
+	// observe returns the observations by name, and fails the test if they need more than want requests.
 	observe := func(what string, want int) map[string]engine.Observation {
 		t.Helper()
 		all, err := e.Observe(t.Context(), b.ID)

@@ -34,7 +34,7 @@ func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 	c.cfg = rest.CopyConfig(c.cfg)
 	c.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			// The cluster stops answering after the record was read.
+			// The cluster stops responding after the engine has read the record.
 			if dark.Load() && strings.Contains(r.URL.Path, "/namespaces/"+c.ns+"/") {
 				asked.Add(1)
 				return nil, errCut
@@ -47,13 +47,13 @@ func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 	b.Options.ContinueOnError = true
 	converge(t, e, b)
 	dark.Store(true)
-	convergeFails(t, e, b)
+	wantConvergeError(t, e, b)
 	if got := asked.Swap(0); got == 0 || got > parallel {
-		t.Errorf("converging: %d requests without an answer, want at most %d", got, parallel)
+		t.Errorf("converging: %d requests without a response, want at most %d", got, parallel)
 	}
 	existing, err := e.Observe(t.Context(), b.ID)
 	if got := asked.Load(); err == nil || got == 0 || got > parallel || len(existing) != len(objects) {
-		t.Errorf("observing: %d requests without an answer, %d observations, error %v", got, len(existing), err)
+		t.Errorf("observing: %d requests without a response, %d observations, error %v", got, len(existing), err)
 	}
 	for _, one := range existing {
 		if one.Health != engine.Unknown || one.Ref.Name == "" {

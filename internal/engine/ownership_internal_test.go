@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestLargeMetadataIsNotKept has objects with more metadata than a run can keep of each object.
+// TestLargeMetadataIsNotKept reads objects with more metadata than a run may keep in memory.
 func TestLargeMetadataIsNotKept(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("x", 200<<10)
@@ -38,8 +38,9 @@ func TestLargeMetadataIsNotKept(t *testing.T) {
 	}
 }
 
-// TestUsedMarksAreKept checks that the labels and annotations that the engine uses are kept, and a long URL is, too.
-func TestUsedMarksAreKept(t *testing.T) {
+// TestUsedLabelsAndAnnotationsAreKept checks that a run keeps the labels and annotations that the engine uses, also if
+// a value is a long URL.
+func TestUsedLabelsAndAnnotationsAreKept(t *testing.T) {
 	t.Parallel()
 	labels := map[string]string{kube.LabelReason: "Helm", workv1alpha1.ManagedLabel: "true", workv1alpha1.PermanentIDLabel: "id"}
 	annotations := map[string]string{

@@ -16,7 +16,7 @@ func (c *cluster) namespace(name string) *unstructured.Unstructured {
 	}}
 }
 
-// items returns objects that come from ConfigMap a, ConfigMap b and release r.
+// items returns items with the objects of ConfigMap a, ConfigMap b and release r.
 func (c *cluster) items(a, b, r []*unstructured.Unstructured) []bundle.Item {
 	return []bundle.Item{
 		{Objects: a, Reference: reference("a", 100)}, {Objects: b, Reference: reference("b", 100)},
@@ -30,29 +30,29 @@ func TestPruneAfterFailures(t *testing.T) {
 	for name, test := range map[string]struct {
 		options bundle.Options
 		items   func(c *cluster) []bundle.Item
-		want    []string // marked ConfigMaps afterwards
-		message string   // how it ends
+		want    []string // ConfigMaps with the ownership label after the run
+		message string   // end of the message
 	}{
 		"continues; the other origins are complete": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return c.items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
+				return c.items(objects{c.invalidObject()}, objects{c.configMap("b-new", "1")}, nil)
 			},
 			[]string{"a-old", "b-new"}, "; 2 objects are deleted after that", // a-old and the Namespace
 		},
 		"continues; an origin is dropped": {
 			bundle.Options{ContinueOnError: true},
-			func(c *cluster) []bundle.Item { return c.items(objects{c.bad()}, nil, nil)[:1] },
+			func(c *cluster) []bundle.Item { return c.items(objects{c.invalidObject()}, nil, nil)[:1] },
 			[]string{"a-old"}, "; 2 objects are deleted after that",
 		},
 		"continues; the failed origin drops nothing": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
-				return c.items(objects{c.bad(), c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, nil, nil)
+				return c.items(objects{c.invalidObject(), c.configMap("a-old", "1"), c.namespace(c.ns + "-extra")}, nil, nil)
 			},
 			[]string{"a-old"}, "",
 		},
-		"continues; a problem hides objects": {
+		"continues; an item with an error": {
 			bundle.Options{ContinueOnError: true},
 			func(c *cluster) []bundle.Item {
 				return append(c.items(objects{c.configMap("a-old", "1")}, nil, nil), bundle.Item{DecodeError: "it cannot be decoded"})
@@ -62,7 +62,7 @@ func TestPruneAfterFailures(t *testing.T) {
 		"stops": {
 			bundle.Options{},
 			func(c *cluster) []bundle.Item {
-				return c.items(objects{c.bad()}, objects{c.configMap("b-new", "1")}, nil)
+				return c.items(objects{c.invalidObject()}, objects{c.configMap("b-new", "1")}, nil)
 			},
 			[]string{"a-old", "b-old", "r-old"}, "; 4 objects are deleted after that",
 		},
@@ -87,18 +87,18 @@ func TestPruneAfterFailures(t *testing.T) {
 			converge(t, e, b)
 			test.options.CorrectDrift = true
 			b.Options, b.Items = test.options, test.items(c)
-			report := convergeFails(t, e, b)
-			if diff := cmp.Diff(c.names(configMaps), test.want); diff != "" {
+			report := wantConvergeError(t, e, b)
+			if diff := cmp.Diff(c.listNames(configMaps), test.want); diff != "" {
 				t.Errorf("ConfigMaps after the failure (-got +want):\n%s", diff)
 			}
 			if c.get(namespaces, "", c.ns+"-extra").GetDeletionTimestamp() != nil {
-				t.Error("the Namespace is deleted although something failed")
+				t.Error("the Namespace is deleted after a failure")
 			}
 			_, end, _ := strings.Cut(report.Message, "; ")
 			if end != strings.TrimPrefix(test.message, "; ") {
 				t.Errorf("message: got %q, want it to end with %q", report.Message, test.message)
 			}
-			if again := convergeFails(t, c.engine(nil), b); again.Message != report.Message {
+			if again := wantConvergeError(t, c.engine(nil), b); again.Message != report.Message {
 				t.Errorf("messages of the same failure differ: %q and %q", report.Message, again.Message)
 			}
 			b.Items = c.items(objects{c.configMap("a-new", "1")}, nil, nil)
@@ -107,15 +107,15 @@ func TestPruneAfterFailures(t *testing.T) {
 			if strings.Contains(name, "conflict") {
 				want = append(want, "others")
 			}
-			if diff := cmp.Diff(c.names(configMaps), want); diff != "" {
+			if diff := cmp.Diff(c.listNames(configMaps), want); diff != "" {
 				t.Errorf("ConfigMaps after the success (-got +want):\n%s", diff)
 			}
 		})
 	}
 }
 
-// bad returns an object that the server refuses.
-func (c *cluster) bad() *unstructured.Unstructured {
+// invalidObject returns an object that the API server refuses.
+func (c *cluster) invalidObject() *unstructured.Unstructured {
 	bad := c.configMap("a-new", "1")
 	bad.Object["data"] = map[string]any{"not a key!": "1"}
 	return bad

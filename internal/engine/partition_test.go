@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// shards has the process that serves each partition. The partition of a bundle is the end of its name.
+// shards has the process that serves each partition. The partition of a bundle is the suffix of its name.
 type shards struct {
 	mu       sync.Mutex // guards servedBy
 	servedBy map[string]string
@@ -32,7 +32,7 @@ func (s *shards) move(t *testing.T, partition string, from *engine.Engine, proce
 	from.StopServing(partition)
 }
 
-func (s *shards) of(process string) func(*engine.Options) {
+func (s *shards) engineOf(process string) func(*engine.Options) {
 	isServed := func(partition string) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -62,13 +62,13 @@ func serve(t *testing.T, e *engine.Engine, partition string) {
 	}
 }
 
-// TestMovedPartitionIsCorrectedByOneEngine moves a partition between two engines that run. An object of it changes
-// while neither serves it.
+// TestMovedPartitionIsCorrectedByOneEngine moves a partition between two running engines. An object of the partition
+// changes while no engine serves it.
 func TestMovedPartitionIsCorrectedByOneEngine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	s := &shards{servedBy: map[string]string{"moving": "a", "staying": "b"}}
-	a, b := c.runEngine(t, nil, s.of("a")), c.runEngine(t, nil, s.of("b"))
+	a, b := c.runEngine(t, nil, s.engineOf("a")), c.runEngine(t, nil, s.engineOf("b"))
 	serve(t, a.Engine, "moving")
 	serve(t, b.Engine, "staying")
 	converge(t, a.Engine, c.bundle("moving", c.configMap("moved", "1")))
@@ -114,7 +114,7 @@ func TestReturnedPartitionHasNoFormerFailure(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	s := &shards{servedBy: map[string]string{"moving": "a"}}
-	a := c.runEngine(t, nil, s.of("a"))
+	a := c.runEngine(t, nil, s.engineOf("a"))
 	serve(t, a.Engine, "moving")
 	immutable := c.configMap("immutable", "2")
 	if err := unstructured.SetNestedField(immutable.Object, true, "immutable"); err != nil {
@@ -136,17 +136,17 @@ func TestReturnedPartitionHasNoFormerFailure(t *testing.T) {
 	converge(t, a.Engine, want)
 }
 
-// TestReleasedPartitionIsReadFromTheCluster looks for a bundle of a partition that has moved away.
+// TestReleasedPartitionIsReadFromTheCluster reads the record of a bundle whose partition has moved away.
 func TestReleasedPartitionIsReadFromTheCluster(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	s := &shards{servedBy: map[string]string{"moving": "a"}}
-	a := c.engine(nil, s.of("a"))
+	a := c.engine(nil, s.engineOf("a"))
 	serve(t, a, "moving")
 	converge(t, a, c.bundle("moving", c.configMap("moved", "1")))
 	s.move(t, "moving", a, "b")
 	if _, ok, err := a.FindDeployed(t.Context(), c.bundle("moving").ID); !ok || err != nil {
-		t.Errorf("got %t, %v; want the record as it is on the cluster", ok, err)
+		t.Errorf("got %t, %v; want the record on the cluster", ok, err)
 	}
 	if _, err := a.ListPartition(t.Context(), "moving"); !errors.Is(err, inventory.ErrNotServed) {
 		t.Errorf("ListPartition: got %v", err)

@@ -22,7 +22,7 @@ func (c *cluster) createMany(n int, prefix string, change func(*unstructured.Uns
 		work.Go(func() error {
 			obj := c.configMap(fmt.Sprintf("%s-%04d", prefix, i), "0")
 			change(obj)
-			_, err := c.objects.Resource(configMaps).Namespace(c.ns).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: "somebody"})
+			_, err := c.objects.Resource(configMaps).Namespace(c.ns).Create(c.t.Context(), obj, metav1.CreateOptions{FieldManager: "another"})
 			return err
 		})
 	}
@@ -66,7 +66,7 @@ func TestCrowdedNamespaceIsNotListed(t *testing.T) {
 					}
 				}
 				t.Logf("%s pass: %d requests, %d reads of objects, %d bytes", pass.name, len(requests), reads, size)
-				// A list of all is more than 380 KB.
+				// A list of all objects is more than 380 KB.
 				if reads > wanted+2 || size > 200<<10 {
 					t.Errorf("%s pass: got %d reads of objects and %d bytes:\n%s", pass.name, reads, size, strings.Join(requests, "\n"))
 				}

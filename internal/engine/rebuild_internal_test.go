@@ -15,7 +15,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// manyPages is the number of pages of a cluster that returns pages without end, so that a test without a limit ends.
+// manyPages is the number of pages of a cluster with endless pages in these tests. It ends a test in which the limit
+// does not work.
 const manyPages = 10_000
 
 // newPagingClient returns a client of a cluster that returns copies of items in each page, and counts the pages.
@@ -57,7 +58,7 @@ func TestRebuildEndsWithoutALastPage(t *testing.T) {
 	}
 }
 
-// TestRebuildLimitsReleases has a cluster with the records of many releases, and one that returns pages without end.
+// TestRebuildLimitsReleases reads a cluster with the records of many releases, and a cluster with endless pages.
 func TestRebuildLimitsReleases(t *testing.T) {
 	t.Parallel()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "eu/web", Feature: "Helm"}

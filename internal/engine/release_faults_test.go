@@ -25,13 +25,13 @@ func TestRestoredHubUninstallsNoRelease(t *testing.T) {
 	deploy(t, e, b)
 	older := b
 	older.Items, older.KeepObjects = b.Items[1:], true
-	settle(t, e, older)
+	convergeUntilDone(t, e, older)
 	c.wantHistory("1 deployed")
-	c.wantAll(configMaps, "main", "other")
-	c.wantAll(jobs)
+	c.wantAllNames(configMaps, "main", "other")
+	c.wantAllNames(jobs)
 }
 
-func TestReleaseThatIsWantedAgainIsNotUninstalled(t *testing.T) {
+func TestReleaseInANewBundleIsNotUninstalled(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -49,7 +49,7 @@ func TestReleaseThatIsWantedAgainIsNotUninstalled(t *testing.T) {
 		t.Error("the object was deleted")
 	}
 	c.wantHistory("1 superseded", "2 deployed")
-	c.wantAll(jobs) // the hook of the abandoned uninstallation is deleted
+	c.wantAllNames(jobs) // the hook of the abandoned uninstallation is deleted
 	done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
 	if err != nil || done {
 		t.Fatalf("withdrawn: %t, %v", done, err)
@@ -60,7 +60,7 @@ func TestReleaseThatIsWantedAgainIsNotUninstalled(t *testing.T) {
 	}
 }
 
-func TestReleaseOfAnotherBundleIsLeftAlone(t *testing.T) {
+func TestReleaseOfAnotherBundleIsNotChanged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	h := c.runEngine(t, nil)
@@ -69,13 +69,13 @@ func TestReleaseOfAnotherBundleIsLeftAlone(t *testing.T) {
 	winner := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))
 	winner.ID.RequestorName, winner.Owner = winner.ID.RequestorName+"-winner", bundle.Owner{Kind: "ClusterProfile", Name: "winner", Tier: 50}
 	deploy(t, h.Engine, winner)
-	// The loser notices that its record was changed. It must not write another one.
+	// The first bundle detects that its record was changed. It must not write another record.
 	<-time.After(2 * time.Second)
 	c.wantHistory("1 superseded", "2 deployed")
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: loser.ID})
 	c.wantHistory("1 superseded", "2 deployed")
-	c.wantAll(configMaps, "main")
-	c.wantAll(jobs)
+	c.wantAllNames(configMaps, "main")
+	c.wantAllNames(jobs)
 }
 
 func TestDeploymentWithoutReleaseRecordIsUpgraded(t *testing.T) {
@@ -83,17 +83,17 @@ func TestDeploymentWithoutReleaseRecordIsUpgraded(t *testing.T) {
 	c := newCluster(t)
 	e := c.engine(nil)
 	b := c.chart(bundle.ReleaseOptions{Atomic: true}, c.configMap("main", "1"), asHook(c.job("install", true), "pre-install", 0, ""),
-		asHook(c.job("upgrade", true), "pre-upgrade", 0, ""), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
-	// This is how a version without release records has left it.
+		asHook(c.job("upgrade", true), "pre-upgrade", 0, ""), asHook(withDeadline(c.job("check", false)), "post-upgrade", 0, ""))
+	// The state after a deployment by a Towline version without release records.
 	earlier := b
 	earlier.Items = []bundle.Item{{Objects: []*unstructured.Unstructured{c.configMap("main", "0")}}}
 	converge(t, e, earlier)
-	report := settle(t, e, b)
+	report := convergeUntilDone(t, e, b)
 	if report.State != bundle.StateFailed || !strings.Contains(report.Message, "it is not rolled back") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
-	c.wantAll(configMaps, "main")
-	c.wantAll(jobs, "check", "upgrade")
+	c.wantAllNames(configMaps, "main")
+	c.wantAllNames(jobs, "check", "upgrade")
 }
 
 func TestDroppedObjectsAreDeletedBeforeTheWait(t *testing.T) {
@@ -110,24 +110,24 @@ func TestReleaseWithAFailedObjectIsNotDeployed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	objects := []*unstructured.Unstructured{c.configMap("main", "1"), c.bad(), asHook(c.job("after", true), "post-install", 0, "")}
+	objects := []*unstructured.Unstructured{c.configMap("main", "1"), c.invalidObject(), asHook(c.job("after", true), "post-install", 0, "")}
 	b := c.chart(bundle.ReleaseOptions{}, objects...)
 	b.Options.ContinueOnError = true
 	b.Items = append(b.Items, c.releaseItem("other", bundle.ReleaseOptions{}, c.configMap("other", "1")))
 	for range 2 {
-		convergeFails(t, e, b)
+		wantConvergeError(t, e, b)
 	}
 	c.wantHistory("1 failed")
-	c.wantAll(jobs)
-	if names := c.names(configMaps); !slices.Equal(names, []string{"main", "other"}) {
+	c.wantAllNames(jobs)
+	if names := c.listNames(configMaps); !slices.Equal(names, []string{"main", "other"}) {
 		t.Errorf("ConfigMaps: %q", names)
 	}
 	b.Items[0] = c.releaseItem("web", bundle.ReleaseOptions{}, objects[0], objects[2])
 	deploy(t, e, b)
 }
 
-// TestUnansweredRequestUndoesNoAtomicRelease applies an object to an API server that does not answer, and all others to
-// one that does.
+// TestUnansweredRequestUndoesNoAtomicRelease applies objects to an API server that does not respond to the request for
+// one of them.
 func TestUnansweredRequestUndoesNoAtomicRelease(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -152,7 +152,7 @@ func TestUnansweredRequestUndoesNoAtomicRelease(t *testing.T) {
 			t.Errorf("got %s, error %v", report.State, err)
 		}
 	}
-	c.wantAll(configMaps, "other")
+	c.wantAllNames(configMaps, "other")
 	isCut.Store(false)
 	deploy(t, e, b)
 	c.wantHistory("1 deployed")

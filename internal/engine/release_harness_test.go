@@ -22,7 +22,7 @@ import (
 
 var jobs = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 
-// job returns a Job whose pod ends at once on the simulated node, or is never scheduled.
+// job returns a Job whose Pod ends at once on the simulated node, or is never scheduled.
 func (c *cluster) job(name string, ends bool) *unstructured.Unstructured {
 	pod := map[string]any{"restartPolicy": "Never", "containers": []any{map[string]any{"name": "main", "image": "example.com/hook:1"}}}
 	if !ends {
@@ -35,8 +35,8 @@ func (c *cluster) job(name string, ends bool) *unstructured.Unstructured {
 	}}
 }
 
-// wantAll is wantNames for all objects of a kind, those without our ownership annotations included.
-func (c *cluster) wantAll(gvr schema.GroupVersionResource, want ...string) {
+// wantAllNames is wantNames for all objects of a kind, also without our ownership label.
+func (c *cluster) wantAllNames(gvr schema.GroupVersionResource, want ...string) {
 	c.t.Helper()
 	list, err := c.objects.Resource(gvr).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -53,15 +53,15 @@ func (c *cluster) wantAll(gvr schema.GroupVersionResource, want ...string) {
 	}
 }
 
-// fails makes a Job that does not end fail after a second.
-func fails(job *unstructured.Unstructured) *unstructured.Unstructured {
+// withDeadline makes a Job fail after one second.
+func withDeadline(job *unstructured.Unstructured) *unstructured.Unstructured {
 	if err := unstructured.SetNestedField(job.Object, int64(1), "spec", "activeDeadlineSeconds"); err != nil {
 		panic(err)
 	}
 	return job
 }
 
-// asHook makes an object a hook: of events, with a weight and delete policies.
+// asHook makes an object a hook of events, with a weight and delete policies.
 func asHook(obj *unstructured.Unstructured, events string, weight int, policies string) *unstructured.Unstructured {
 	annotations := map[string]string{helm.HookAnnotation: events, helm.HookWeightAnnotation: fmt.Sprint(weight)}
 	if policies != "" {
@@ -94,8 +94,8 @@ func (c *cluster) releases() release.Store {
 	}
 }
 
-// history lists the recorded revisions of release web as "revision status".
-func (c *cluster) history() []string {
+// listHistory lists the release records of release web as "revision status".
+func (c *cluster) listHistory() []string {
 	c.t.Helper()
 	entries, err := c.releases().List(c.t.Context(), release.Key{Namespace: c.ns, Name: "web"})
 	if err != nil {
@@ -110,16 +110,16 @@ func (c *cluster) history() []string {
 
 func (c *cluster) wantHistory(want ...string) {
 	c.t.Helper()
-	if got := c.history(); !slices.Equal(got, want) {
+	if got := c.listHistory(); !slices.Equal(got, want) {
 		c.t.Errorf("history: got %q, want %q", got, want)
 	}
 }
 
-// settle converges until the bundle is applied or has failed.
-func settle(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
+// convergeUntilDone converges until the state of the bundle is applied or failed.
+func convergeUntilDone(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
 	t.Helper()
 	var report bundle.Report
-	eventually(t, "settled", func() bool {
+	eventually(t, "the bundle is applied or failed", func() bool {
 		report, _ = e.Converge(t.Context(), b)
 		return report.State == bundle.StateApplied || report.State == bundle.StateFailed
 	})
@@ -128,15 +128,15 @@ func settle(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
 
 func deploy(t testing.TB, e *engine.Engine, b bundle.Bundle) bundle.Report {
 	t.Helper()
-	report := settle(t, e, b)
+	report := convergeUntilDone(t, e, b)
 	if report.State != bundle.StateApplied {
-		t.Fatalf("got %s %q, want it to be applied", report.State, report.Message)
+		t.Fatalf("got %s %q, want the state applied", report.State, report.Message)
 	}
 	return report
 }
 
-// written lists the objects that requests have written or deleted, in order, without release records and inventories.
-func (c *cluster) written(m *meter) []string {
+// listWrites lists the write requests in order as "method resource/name", without release records and inventories.
+func (c *cluster) listWrites(m *meter) []string {
 	var all []string
 	for _, line := range m.take() {
 		method, uri, _ := strings.Cut(line, " ")

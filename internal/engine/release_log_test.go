@@ -21,10 +21,10 @@ import (
 
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
-// podLogs answers the requests for the logs of pods, which the simulated node of the tests does not serve.
+// podLogs is a transport that responds to requests for logs of Pods, which the simulated node does not serve.
 type podLogs struct {
-	mu    sync.Mutex
-	asked []string // "pod?options"
+	mu   sync.Mutex
+	seen []string // "pod?options"
 }
 
 func (l *podLogs) wrap(next http.RoundTripper) http.RoundTripper {
@@ -36,7 +36,7 @@ func (l *podLogs) wrap(next http.RoundTripper) http.RoundTripper {
 		name := path[strings.LastIndex(path, "/")+1:]
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.asked = append(l.asked, name+"?"+r.URL.RawQuery)
+		l.seen = append(l.seen, name+"?"+r.URL.RawQuery)
 		body := io.NopCloser(strings.NewReader("first line of " + name + "\n\n  second   line\n"))
 		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: body, Request: r}, nil
 	})
@@ -53,7 +53,7 @@ func (c *cluster) engineWithLogs(l *podLogs) *engine.Engine {
 	return e
 }
 
-// pod returns a Pod that is never scheduled. With the name of a Job it counts as one of its Pods.
+// pod returns a Pod that is never scheduled, with the labels of a Pod of job unless job is "".
 func (c *cluster) pod(name, job string) *unstructured.Unstructured {
 	labels := map[string]any{}
 	if job != "" {
@@ -68,7 +68,7 @@ func (c *cluster) pod(name, job string) *unstructured.Unstructured {
 	}}
 }
 
-// failPod sets the phase of a Pod as the kubelet does.
+// failPod sets the phase of a Pod to Failed, like the kubelet.
 func (c *cluster) failPod(name string) {
 	c.t.Helper()
 	status := []byte(`{"status":{"phase":"Failed","message":"exit code 3"}}`)
@@ -78,7 +78,7 @@ func (c *cluster) failPod(name string) {
 	}
 }
 
-// TestFailedPodReportsItsLog checks the message about a hook that is a Pod, and that it has no log if the log may
+// TestFailedPodReportsItsLog checks that the message about a hook that is a Pod contains its log, unless the log may
 // contain secrets.
 func TestFailedPodReportsItsLog(t *testing.T) {
 	t.Parallel()
@@ -93,22 +93,22 @@ func TestFailedPodReportsItsLog(t *testing.T) {
 				t.Fatalf("got %+v, %v", report, err)
 			}
 			c.failPod("check")
-			report := settle(t, e, b)
+			report := convergeUntilDone(t, e, b)
 			const lines = "; its last log lines: first line of check | second line"
 			want := fmt.Sprintf("pre-install hook Pod %s/check failed: ", c.ns)
 			if report.State != bundle.StateFailed || !strings.Contains(report.Message, want) || strings.Contains(report.Message, lines) == sensitive {
 				t.Errorf("got %s %q", report.State, report.Message)
 			}
-			if wantAsked := !sensitive; (len(logs.asked) > 0) != wantAsked {
-				t.Errorf("requests for logs: %q", logs.asked)
+			if wantAsked := !sensitive; (len(logs.seen) > 0) != wantAsked {
+				t.Errorf("requests for logs: %q", logs.seen)
 			}
-			c.wantAll(configMaps)
+			c.wantAllNames(configMaps)
 		})
 	}
 }
 
-// TestHangingJobReportsTheLogOfItsNewestPod checks that the last ten lines, of at most 2 KiB, of the newest Pod are
-// read.
+// TestHangingJobReportsTheLogOfItsNewestPod checks that the engine reads the last ten lines of the newest Pod's log, at
+// most 2 KiB.
 func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 	t.Parallel()
 	c, logs := newCluster(t), &podLogs{}
@@ -121,11 +121,11 @@ func TestHangingJobReportsTheLogOfItsNewestPod(t *testing.T) {
 	created := time.Now()
 	eventually(t, "the next second, since creation times have seconds", func() bool { return time.Since(created) > 1100*time.Millisecond })
 	c.create(pods, c.pod("newest", "hangs"))
-	report := settle(t, e, b)
+	report := convergeUntilDone(t, e, b)
 	if want := "it did not end within 15s; its last log lines: first line of newest | second line"; !strings.Contains(report.Message, want) {
 		t.Errorf("got %q, want %q in it", report.Message, want)
 	}
-	if len(logs.asked) == 0 || !strings.Contains(logs.asked[0], "limitBytes=2048") || !strings.Contains(logs.asked[0], "tailLines=10") {
-		t.Errorf("requests for logs: %q", logs.asked)
+	if len(logs.seen) == 0 || !strings.Contains(logs.seen[0], "limitBytes=2048") || !strings.Contains(logs.seen[0], "tailLines=10") {
+		t.Errorf("requests for logs: %q", logs.seen)
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// tooMuchMemory is in the message of a release that needs a record for which limitedEngine has not enough memory.
+// tooMuchMemory is a part of the message about a release record that is too large for limitedEngine.
 const tooMuchMemory = "the cluster returned data that needs too much memory"
 
-// tooLarge is the size of notes for which a limitedEngine has not enough memory.
+// tooLarge is a size of notes that is too large for limitedEngine.
 const tooLarge = 10 << 20
 
 // limitedEngine returns an engine with a limit of 8 MiB for a record.
@@ -26,7 +26,7 @@ func (c *cluster) limitedEngine() *engine.Engine {
 	return c.engine(nil, func(o *engine.Options) { o.RecordMemory = memory.Reserve("eu", 4<<20) })
 }
 
-// inflateRecord writes the record of a revision of release web with notes of size bytes, which Helm compresses.
+// inflateRecord adds notes of size bytes to the record of a revision of release web. Helm compresses them.
 func (c *cluster) inflateRecord(revision, size int) {
 	c.t.Helper()
 	record, ok, err := c.releases().Get(c.t.Context(), release.Key{Namespace: c.ns, Name: "web"}, revision)
@@ -39,7 +39,7 @@ func (c *cluster) inflateRecord(revision, size int) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	store.Annotations = found[len(found)-1].Secret.Annotations // the bundle stays its owner
+	store.Annotations = found[len(found)-1].Secret.Annotations // the bundle stays the owner of the record
 	if _, err := store.Put(c.t.Context(), record.Release); err != nil {
 		c.t.Fatal(err)
 	}
@@ -48,12 +48,12 @@ func (c *cluster) inflateRecord(revision, size int) {
 func (c *cluster) wantFailed(report bundle.Report, text string) {
 	c.t.Helper()
 	if report.State != bundle.StateFailed || !strings.Contains(report.Message, text) || !strings.Contains(report.Message, tooMuchMemory) {
-		c.t.Errorf("got %s %q, want it to contain %q and %q", report.State, report.Message, text, tooMuchMemory)
+		c.t.Errorf("got %s %q, want a message with %q and %q", report.State, report.Message, text, tooMuchMemory)
 	}
 }
 
-// TestFailedUpgradeWithoutMemoryForTheFormerRecord ends as failed: it does not repeat the rollback or the deletion
-// again and again.
+// TestFailedUpgradeWithoutMemoryForTheFormerRecord checks that the upgrade fails without repeated attempts of the
+// rollback or the deletion.
 func TestFailedUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	t.Parallel()
 	for text, options := range map[string]bundle.ReleaseOptions{
@@ -65,28 +65,28 @@ func TestFailedUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 			c := newCluster(t)
 			deploy(t, c.engine(nil), c.chart(options, c.configMap("main", "1")))
 			c.inflateRecord(1, tooLarge)
-			failing := c.chart(options, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
-			c.wantFailed(settle(t, c.limitedEngine(), failing), text)
+			failing := c.chart(options, c.configMap("main", "2"), asHook(withDeadline(c.job("check", false)), "post-upgrade", 0, ""))
+			c.wantFailed(convergeUntilDone(t, c.limitedEngine(), failing), text)
 			c.wantHistory("1 deployed", "2 failed")
 		})
 	}
 }
 
-// TestRollbackToALargeRecord has a record that fits into the memory once, but not twice.
+// TestRollbackToALargeRecord uses a record that fits into the memory once, but not twice.
 func TestRollbackToALargeRecord(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	options := bundle.ReleaseOptions{Atomic: true, MaxHistory: 5}
 	deploy(t, c.engine(nil), c.chart(options, c.configMap("main", "1")))
 	c.inflateRecord(1, 700<<10)
-	failing := c.chart(options, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
-	if report := settle(t, c.limitedEngine(), failing); report.State != bundle.StateFailed || !strings.HasSuffix(report.Message, "; rolled back to revision 1") {
+	failing := c.chart(options, c.configMap("main", "2"), asHook(withDeadline(c.job("check", false)), "post-upgrade", 0, ""))
+	if report := convergeUntilDone(t, c.limitedEngine(), failing); report.State != bundle.StateFailed || !strings.HasSuffix(report.Message, "; rolled back to revision 1") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
 	c.wantHistory("1 superseded", "2 failed", "3 deployed")
 }
 
-// TestUpgradeWithoutMemoryForTheFormerRecord changes only the label of that record.
+// TestUpgradeWithoutMemoryForTheFormerRecord checks that an upgrade changes only the label of the former record.
 func TestUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -100,7 +100,8 @@ func TestUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	c.wantHistory("1 superseded", "2 superseded", "3 deployed")
 }
 
-// TestAdoptionWithoutMemoryForTheRecordOfHelm fails. Then a withdrawal leaves the release as it was.
+// TestAdoptionWithoutMemoryForTheRecordOfHelm checks that the adoption fails, and that a withdrawal then does not
+// change the release.
 func TestAdoptionWithoutMemoryForTheRecordOfHelm(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -119,18 +120,18 @@ func TestAdoptionWithoutMemoryForTheRecordOfHelm(t *testing.T) {
 		report, err := e.Converge(t.Context(), b)
 		c.wantFailed(report, "release "+c.ns+"/web, revision 7: ")
 		if err == nil {
-			t.Error("it does not return an error")
+			t.Error("got no error")
 		}
 	}
 	c.wantHistory("7 deployed")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(configMaps, "main")
-	c.wantAll(jobs)
+	c.wantAllNames(configMaps, "main")
+	c.wantAllNames(jobs)
 	c.wantHistory("7 deployed")
 }
 
-// TestUninstallationWithoutMemoryForTheHooks fails, and deletes nothing: the hooks that run before must not be left
-// out.
+// TestUninstallationWithoutMemoryForTheHooks checks that the uninstallation fails and deletes no objects, because it
+// must not omit the pre-delete hooks.
 func TestUninstallationWithoutMemoryForTheHooks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -145,11 +146,12 @@ func TestUninstallationWithoutMemoryForTheHooks(t *testing.T) {
 			t.Errorf("got %t, error %v, want %s", done, err, want)
 		}
 	}
-	c.wantAll(configMaps, "main")
+	c.wantAllNames(configMaps, "main")
 	c.wantHistory("1 deployed")
 }
 
-// TestUninstallationWithoutHooksNeedsNoMemory keeps the history by the label of the record.
+// TestUninstallationWithoutHooksNeedsNoMemory checks that only the label of the record is changed if the history is
+// kept.
 func TestUninstallationWithoutHooksNeedsNoMemory(t *testing.T) {
 	t.Parallel()
 	for want, options := range map[string]bundle.ReleaseOptions{
@@ -163,9 +165,9 @@ func TestUninstallationWithoutHooksNeedsNoMemory(t *testing.T) {
 			deploy(t, c.engine(nil), b)
 			c.inflateRecord(1, tooLarge)
 			withdraw(t, c.limitedEngine(), bundle.Withdrawal{ID: b.ID})
-			c.wantAll(configMaps)
-			c.wantAll(jobs)
-			if got := strings.Join(c.history(), ", "); got != want {
+			c.wantAllNames(configMaps)
+			c.wantAllNames(jobs)
+			if got := strings.Join(c.listHistory(), ", "); got != want {
 				t.Errorf("history: got %q, want %q", got, want)
 			}
 		})

@@ -21,12 +21,12 @@ func TestDriftOfReleaseRecordsIsCorrected(t *testing.T) {
 	deploy(t, h.Engine, b)
 	ran := c.get(jobs, c.ns, "once").GetUID()
 
-	// A person runs `helm uninstall`.
+	// A user runs `helm uninstall`.
 	c.delete(configMaps, "main")
 	c.delete(secrets, release.SecretName("web", 1))
-	eventually(t, "the release is back", func() bool { return c.value("main") == "1" && slices.Equal(c.history(), []string{"1 deployed"}) })
+	eventually(t, "the release is back", func() bool { return c.value("main") == "1" && slices.Equal(c.listHistory(), []string{"1 deployed"}) })
 
-	// A person runs `helm upgrade`.
+	// A user runs `helm upgrade`.
 	key := release.Key{Namespace: c.ns, Name: "web"}
 	theirs, _, err := c.releases().Get(t.Context(), key, 1)
 	if err != nil {
@@ -42,10 +42,10 @@ func TestDriftOfReleaseRecordsIsCorrected(t *testing.T) {
 	}
 	c.patch(configMaps, "main", `{"data":{"key":"theirs"}}`)
 	eventually(t, "our revision is the last one", func() bool {
-		return c.value("main") == "1" && slices.Equal(c.history(), []string{"1 superseded", "2 superseded", "3 deployed"})
+		return c.value("main") == "1" && slices.Equal(c.listHistory(), []string{"1 superseded", "2 superseded", "3 deployed"})
 	})
 	if c.get(jobs, c.ns, "once").GetUID() != ran {
-		t.Error("healing ran a hook")
+		t.Error("the drift correction ran a hook")
 	}
 }
 
@@ -55,7 +55,7 @@ func TestReleaseRecordsAreNotCorrectedWhileHelmWorks(t *testing.T) {
 	h := c.runEngine(t, nil)
 	b := c.chart(bundle.ReleaseOptions{MaxHistory: 2}, c.configMap("main", "1"))
 	deploy(t, h.Engine, b)
-	// A person runs `helm upgrade` with a hook that takes its time.
+	// A user runs `helm upgrade` with a slow hook.
 	theirs, _, err := c.releases().Get(t.Context(), release.Key{Namespace: c.ns, Name: "web"}, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -73,12 +73,12 @@ func TestReleaseRecordsAreNotCorrectedWhileHelmWorks(t *testing.T) {
 		report, _ := h.Converge(t.Context(), b)
 		return report.State == bundle.StateApplying && strings.HasSuffix(report.Message, "waiting for another client of Helm: revision 2 is pending-upgrade")
 	})
-	// Objects are healed meanwhile, and it waits all the same.
+	// The drift of objects is corrected meanwhile, but the release waits.
 	c.patch(configMaps, "main", `{"data":{"key":"theirs"}}`)
 	eventually(t, "the object is healed", func() bool { return c.value("main") == "1" })
 	c.wantHistory("1 superseded", "2 pending-upgrade")
 	put(2, common.StatusDeployed)
-	eventually(t, "our revision is the last one", func() bool { return slices.Equal(c.history(), []string{"2 superseded", "3 deployed"}) })
+	eventually(t, "our revision is the last one", func() bool { return slices.Equal(c.listHistory(), []string{"2 superseded", "3 deployed"}) })
 	deploy(t, h.Engine, b)
 }
 
@@ -88,7 +88,7 @@ func TestLostInventoryRunsNoHookAgain(t *testing.T) {
 	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("once", true), "pre-install,pre-upgrade", 0, ""))
 	deploy(t, c.engine(nil), b)
 	ran := c.get(jobs, c.ns, "once").GetUID()
-	c.loseRecords("")
+	c.deleteRecords("")
 	deploy(t, c.engine(nil), b)
 	if c.get(jobs, c.ns, "once").GetUID() != ran {
 		t.Error("a hook was run again")
@@ -99,7 +99,7 @@ func TestLostInventoryRunsNoHookAgain(t *testing.T) {
 func TestReleaseOfHelmIsAdoptedAsAnUpgrade(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	// The objects and the record are as after `helm install`.
+	// The objects and the record have the state after `helm install`.
 	marked := func(name string) *unstructured.Unstructured {
 		obj := c.configMap(name, "helm")
 		obj.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "Helm"})
@@ -122,9 +122,9 @@ func TestReleaseOfHelmIsAdoptedAsAnUpgrade(t *testing.T) {
 		asHook(c.job("upgrade", true), "pre-upgrade", 0, ""))
 	deploy(t, e, b)
 	c.wantHistory("7 superseded", "8 deployed")
-	c.wantAll(configMaps, "main", "other")
-	c.wantAll(jobs, "upgrade")
+	c.wantAllNames(configMaps, "main", "other")
+	c.wantAllNames(jobs, "upgrade")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(configMaps, "other")
+	c.wantAllNames(configMaps, "other")
 	c.wantHistory()
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// TestReleaseRecordHasItsRendering deploys a release whose templates read the revision.
+// TestReleaseRecordHasItsRendering deploys a release whose templates use the revision.
 func TestReleaseRecordHasItsRendering(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -34,22 +34,22 @@ func TestReleaseRecordHasItsRendering(t *testing.T) {
 	}
 }
 
-// asInstallation makes the release of b one that the hub has rendered as an installation of revision 1.
-func asInstallation(b bundle.Bundle) bundle.Bundle {
+// withInstallation returns b with a release that the hub has rendered as an installation of revision 1.
+func withInstallation(b bundle.Bundle) bundle.Bundle {
 	r := b.Items[0].Release
 	r.Inputs, r.Revision, r.IsUnconfirmed = "inputs", 1, true
 	return b
 }
 
-// renderedAgain returns b with the second rendering of its release.
-func renderedAgain(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
-	b = rendered(b, revision, isUpgrade)
+// withSecondRendering returns b with the second rendering of its release.
+func withSecondRendering(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
+	b = withRendering(b, revision, isUpgrade)
 	b.Items[0].Release.IsUnconfirmed = false
 	return b
 }
 
-// rendered returns b with another rendering of its release.
-func rendered(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
+// withRendering returns b with another rendering of its release.
+func withRendering(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
 	b.Items = slices.Clone(b.Items)
 	r := *b.Items[0].Release
 	r.Revision, r.IsUpgrade = revision, isUpgrade
@@ -57,13 +57,13 @@ func rendered(b bundle.Bundle, revision int, isUpgrade bool) bundle.Bundle {
 	return b
 }
 
-// putRecord writes a record of a release as helm does.
+// putRecord writes a release record like helm.
 func (c *cluster) putRecord(item bundle.Item, revision int, status common.Status) {
 	c.t.Helper()
 	c.putRecordAt(time.Now().Add(-time.Hour), item, revision, status)
 }
 
-// putRecordAt writes a record that helm has written at a time.
+// putRecordAt writes a release record like helm at a time.
 func (c *cluster) putRecordAt(at time.Time, item bundle.Item, revision int, status common.Status) {
 	c.t.Helper()
 	record, err := release.NewRecord(item, revision)
@@ -76,7 +76,7 @@ func (c *cluster) putRecordAt(at time.Time, item bundle.Item, revision int, stat
 	}
 }
 
-// compareOutdated compares b and returns the report, which is that b is not applied.
+// compareOutdated converges b and returns the report. It fails the test unless b is still being applied.
 func compareOutdated(t *testing.T, e *engine.Engine, b bundle.Bundle) bundle.Report {
 	t.Helper()
 	report, err := e.CompareRenderings(t.Context(), b)
@@ -86,8 +86,8 @@ func compareOutdated(t *testing.T, e *engine.Engine, b bundle.Bundle) bundle.Rep
 	return report
 }
 
-// TestReleaseOfHelmIsRenderedAgain deploys a release of which helm has records. With the first rendering the engine
-// changes nothing, also after a restart. It deploys the second one.
+// TestReleaseOfHelmIsRenderedAgain deploys a release that has records of helm. The engine makes no changes for the
+// first rendering, also after a restart. It deploys the second rendering.
 func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -109,18 +109,18 @@ func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+			b := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
 			for i, status := range tc.statuses {
 				c.putRecord(b.Items[0], i+1, status)
 			}
 			tc.want.Namespace, tc.want.Name = c.ns, "web"
-			before := c.history()
+			before := c.listHistory()
 			digest, err := b.Digest()
 			if err != nil {
 				t.Fatal(err)
 			}
 			m := &meter{}
-			for range 2 { // the second engine is that of an agent that was killed
+			for range 2 { // the second engine runs after a restart of the agent
 				report := compareOutdated(t, c.engine(m), b)
 				want := bundle.Report{
 					ID: b.ID, Digest: digest, State: bundle.StateApplying, Outdated: []bundle.OutdatedRelease{tc.want},
@@ -133,11 +133,11 @@ func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 			}
 			for _, line := range m.take() {
 				if !strings.HasPrefix(line, "GET ") {
-					t.Errorf("the engine made the request %s", line)
+					t.Errorf("the engine sent the request %s", line)
 				}
 			}
 			c.wantHistory(before...)
-			second := renderedAgain(b, tc.want.Revision, tc.want.IsUpgrade)
+			second := withSecondRendering(b, tc.want.Revision, tc.want.IsUpgrade)
 			if report := deploy(t, c.engine(nil), second); len(report.Outdated) > 0 {
 				t.Errorf("got %v after the second rendering", report.Outdated)
 			}
@@ -146,21 +146,21 @@ func TestReleaseOfHelmIsRenderedAgain(t *testing.T) {
 	}
 }
 
-// TestSecondRenderingIsDeployed deploys a second rendering although helm has made another revision since the first one.
+// TestSecondRenderingIsDeployed deploys a second rendering although helm has deployed another revision after the first.
 func TestSecondRenderingIsDeployed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
+	b := withInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
 	c.putRecord(b.Items[0], 1, common.StatusDeployed)
 	if report := compareOutdated(t, c.engine(nil), b); len(report.Outdated) != 1 {
 		t.Fatalf("got %+v, want an outdated release", report)
 	}
 	c.putRecord(b.Items[0], 2, common.StatusFailed)
-	deploy(t, c.engine(nil), renderedAgain(b, 2, true))
+	deploy(t, c.engine(nil), withSecondRendering(b, 2, true))
 	c.wantHistory("1 superseded", "2 failed", "3 deployed")
 }
 
-// TestReleaseOfHelmWithoutSecondRendering deploys the first rendering of a hub that does not render again, and of one
+// TestReleaseOfHelmWithoutSecondRendering deploys the first rendering of a hub that does not render again, and of a hub
 // that was restored from a backup.
 func TestReleaseOfHelmWithoutSecondRendering(t *testing.T) {
 	t.Parallel()
@@ -171,7 +171,7 @@ func TestReleaseOfHelmWithoutSecondRendering(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+			b := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
 			c.putRecord(b.Items[0], 1, common.StatusDeployed)
 			change(&b)
 			deploy(t, c.engine(nil), b)
@@ -180,38 +180,38 @@ func TestReleaseOfHelmWithoutSecondRendering(t *testing.T) {
 	}
 }
 
-// TestOwnReleaseIsRenderedAgain delivers an upgrade as an installation, as a hub does that has lost its
-// ConfigurationGroups. The second rendering is that of the deployed revision and makes no new one.
+// TestOwnReleaseIsRenderedAgain delivers an upgrade as an installation, like a hub that has lost its
+// ConfigurationGroups. The second rendering equals the deployed revision, so it creates no new revision.
 func TestOwnReleaseIsRenderedAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	first := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+	first := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
 	deploy(t, e, first)
 	if report := converge(t, e, first); report.State != bundle.StateApplied {
 		t.Errorf("the same again: got %+v", report)
 	}
-	second := rendered(asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 2"))), 2, true)
+	second := withRendering(withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 2"))), 2, true)
 	second.Items[0].Release.Inputs = "changed"
 	deploy(t, e, second)
 	c.wantHistory("1 superseded", "2 deployed")
-	lost := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 1")))
+	lost := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "revision 1")))
 	lost.Items[0].Release.Inputs = "changed"
 	report := compareOutdated(t, e, lost)
 	if diff := cmp.Diff([]bundle.OutdatedRelease{{Namespace: c.ns, Name: "web", Revision: 2, IsUpgrade: true}}, report.Outdated); diff != "" {
 		t.Errorf("the outdated releases differ (-want +got):\n%s", diff)
 	}
-	deploy(t, e, renderedAgain(second, 2, true))
+	deploy(t, e, withSecondRendering(second, 2, true))
 	c.wantHistory("1 superseded", "2 deployed")
 }
 
-// TestManualUpgradeIsNotOutdated upgrades a release with helm that is deployed. A change of another object of the
-// bundle makes no new rendering.
+// TestManualUpgradeIsNotOutdated upgrades a deployed release with helm. A change of another object of the bundle needs
+// no new rendering.
 func TestManualUpgradeIsNotOutdated(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+	b := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
 	deploy(t, e, b)
 	c.putRecord(b.Items[0], 2, common.StatusDeployed)
 	b.Items = append(slices.Clone(b.Items), bundle.Item{Objects: c.bundle("other", c.configMap("other", "1")).Items[0].Objects})
@@ -223,14 +223,14 @@ func TestManualUpgradeIsNotOutdated(t *testing.T) {
 	}
 }
 
-// TestReleaseIsComparedAfterTheHelmClient deploys two releases while helm installs the second one. The first one does
-// not wait. The second one is rendered again when helm is done, and begins with no other bundle, in an agent that was
-// restarted either.
+// TestReleaseIsComparedAfterTheHelmClient deploys two releases while helm installs the second. The first release does
+// not wait. The second release is rendered again when helm has finished, and does not begin before, also in a restarted
+// agent.
 func TestReleaseIsComparedAfterTheHelmClient(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		status common.Status
-		want   bundle.OutdatedRelease // without a revision if the rendering is right
+		want   bundle.OutdatedRelease // without a revision if the rendering is not outdated
 	}{
 		"deployed": {status: common.StatusDeployed, want: bundle.OutdatedRelease{Revision: 2, IsUpgrade: true}},
 		"failed":   {status: common.StatusFailed},
@@ -239,8 +239,8 @@ func TestReleaseIsComparedAfterTheHelmClient(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			e := c.runEngine(t, nil).Engine
-			b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
-			b.Items[0].Release.Revision = 2 // as the pending record demands
+			b := withInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
+			b.Items[0].Release.Revision = 2 // the revision after the pending record
 			first := c.releaseItem("first", bundle.ReleaseOptions{}, c.configMap("first", "1"))
 			first.Release.Inputs, first.Release.Revision, first.Release.IsUnconfirmed = "inputs", 1, true
 			b.Items = []bundle.Item{first, b.Items[0]}
@@ -265,7 +265,7 @@ func TestReleaseIsComparedAfterTheHelmClient(t *testing.T) {
 				found, ok, err := e.FindDeployed(t.Context(), b.ID)
 				return err == nil && ok && cmp.Equal([]bundle.OutdatedRelease{tc.want}, found.Report.Outdated)
 			})
-			c.delete(secrets, release.SecretName("web", 1)) // the rendering would be right again, but the hub has the report
+			c.delete(secrets, release.SecretName("web", 1)) // the rendering is not outdated any more, but the hub has the report
 			for _, e := range []*engine.Engine{e, c.engine(nil)} {
 				report, ok, err := e.Resume(t.Context(), b.ID)
 				if err != nil || !ok || !cmp.Equal([]bundle.OutdatedRelease{tc.want}, report.Outdated) || report.State != bundle.StateApplying {
@@ -288,11 +288,11 @@ func TestReleaseIsComparedAfterTheHelmClient(t *testing.T) {
 	}
 }
 
-// TestReportHasTheReleasesThatHaveNotBegun compares two releases, of which helm has deployed one.
+// TestReportHasTheReleasesThatHaveNotBegun compares two releases. Helm has deployed one of them.
 func TestReportHasTheReleasesThatHaveNotBegun(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	b := asInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
+	b := withInstallation(c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1")))
 	other := c.releaseItem("other", bundle.ReleaseOptions{}, c.configMap("other", "1"))
 	other.Release.Inputs, other.Release.Revision, other.Release.IsUnconfirmed = "inputs", 1, true
 	b.Items = append(b.Items, other)
@@ -308,13 +308,13 @@ func TestReportHasTheReleasesThatHaveNotBegun(t *testing.T) {
 	c.wantNames(configMaps)
 }
 
-// TestChangedReleaseIsRenderedAgain delivers a rendering that does not follow the records: a bundle that the hub has
-// delivered before was never deployed, or a revision of helm has followed the own one.
+// TestChangedReleaseIsRenderedAgain delivers a rendering that does not follow the release records: an earlier bundle
+// was never deployed, or helm has deployed a later revision.
 func TestChangedReleaseIsRenderedAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
+	b := withInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
 	wantOutdated := func(b bundle.Bundle, revision int, isUpgrade bool) {
 		t.Helper()
 		report := compareOutdated(t, e, b)
@@ -323,21 +323,21 @@ func TestChangedReleaseIsRenderedAgain(t *testing.T) {
 			t.Errorf("the outdated releases differ (-want +got):\n%s", diff)
 		}
 	}
-	wantOutdated(rendered(b, 2, true), 1, false)
-	deploy(t, e, renderedAgain(b, 1, false))
+	wantOutdated(withRendering(b, 2, true), 1, false)
+	deploy(t, e, withSecondRendering(b, 1, false))
 	c.putRecord(b.Items[0], 2, common.StatusDeployed)
-	changed := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "2")))
+	changed := withInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "2")))
 	changed.Items[0].Release.Inputs = "changed"
-	wantOutdated(rendered(changed, 2, true), 3, true)
-	deploy(t, e, rendered(changed, 3, true))
+	wantOutdated(withRendering(changed, 2, true), 3, true)
+	deploy(t, e, withRendering(changed, 3, true))
 	c.wantHistory("1 superseded", "2 superseded", "3 deployed")
 
-	// Without records the revision of the inventory counts.
+	// Without release records the engine uses the revision of the inventory.
 	for i := range 3 {
 		c.delete(secrets, release.SecretName("web", i+1))
 	}
-	last := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "3")))
+	last := withInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "3")))
 	last.Items[0].Release.Inputs = "last"
-	deploy(t, e, rendered(last, 4, true))
+	deploy(t, e, withRendering(last, 4, true))
 	c.wantHistory("4 deployed")
 }

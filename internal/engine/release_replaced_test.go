@@ -23,7 +23,7 @@ func TestRevisionThatIsReplacedWhileAHookRunsIsRecordedAsFailed(t *testing.T) {
 	c.wantHistory("1 failed", "2 deployed")
 }
 
-// A Job with ttlSecondsAfterFinished: 0 is deleted before anybody can read how it ended.
+// Kubernetes deletes a Job with ttlSecondsAfterFinished: 0 before a client can read its result.
 func TestHookThatDeletesItselfIsDeletedOnceItsEndIsKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -34,10 +34,10 @@ func TestHookThatDeletesItselfIsDeletedOnceItsEndIsKnown(t *testing.T) {
 		return job
 	}
 	deploy(t, c.engine(nil), c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(short(c.job("ends", true)), "pre-install", 0, "")))
-	c.wantAll(jobs)
+	c.wantAllNames(jobs)
 
-	failed := settle(t, c.engine(nil), c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"),
-		asHook(short(fails(c.job("fails", false))), "pre-upgrade", 0, "")))
+	failed := convergeUntilDone(t, c.engine(nil), c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"),
+		asHook(short(withDeadline(c.job("fails", false))), "pre-upgrade", 0, "")))
 	if want := "DeadlineExceeded"; failed.State != bundle.StateFailed || strings.Contains(failed.Message, "deleted before") {
 		t.Errorf("got %s %q, want %q", failed.State, failed.Message, want)
 	}
@@ -53,11 +53,11 @@ func TestCleanUpOnFailureDeletesWhatTheUpgradeCreated(t *testing.T) {
 		"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": "new", "namespace": c.ns},
 		"spec": map[string]any{"ports": []any{map[string]any{"port": int64(80)}}},
 	}}
-	report := settle(t, e, c.chart(options, c.configMap("main", "2"), c.configMap("new", "1"), service,
-		asHook(fails(c.job("fails", false)), "post-upgrade", 0, "")))
+	report := convergeUntilDone(t, e, c.chart(options, c.configMap("main", "2"), c.configMap("new", "1"), service,
+		asHook(withDeadline(c.job("fails", false)), "post-upgrade", 0, "")))
 	if report.State != bundle.StateFailed {
 		t.Fatalf("got %s %q", report.State, report.Message)
 	}
-	c.wantAll(configMaps, "main")
-	c.wantAll(schema.GroupVersionResource{Version: "v1", Resource: "services"})
+	c.wantAllNames(configMaps, "main")
+	c.wantAllNames(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 }

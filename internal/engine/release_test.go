@@ -39,11 +39,11 @@ func TestReleaseRunsHooksInOrder(t *testing.T) {
 		"POST configmaps", "DELETE jobs/second", "POST jobs", "DELETE configmaps/first",
 		"PATCH configmaps/main", "DELETE jobs/last", "POST jobs", "DELETE jobs/last",
 	}
-	if got := c.written(line); !slices.Equal(got, want) {
+	if got := c.listWrites(line); !slices.Equal(got, want) {
 		t.Errorf("requests: got %q, want %q", got, want)
 	}
 	c.wantHistory("1 deployed")
-	c.wantAll(jobs, "second")
+	c.wantAllNames(jobs, "second")
 	record, _, err := c.releases().Get(t.Context(), release.Key{Namespace: c.ns, Name: "web"}, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -66,18 +66,18 @@ func TestReleaseRunsHooksInOrder(t *testing.T) {
 	want = []string{
 		"DELETE jobs/second", "POST jobs", "PATCH configmaps/main", "DELETE jobs/last", "POST jobs", "DELETE jobs/last",
 	}
-	if got := c.written(line); !slices.Equal(got, want) {
+	if got := c.listWrites(line); !slices.Equal(got, want) {
 		t.Errorf("requests of the upgrade: got %q, want %q", got, want)
 	}
 	c.wantHistory("1 superseded", "2 deployed")
 	deploy(t, e, c.chart(bundle.ReleaseOptions{MaxHistory: 2, RunTests: true}, objects("3")...))
 	c.wantHistory("2 superseded", "3 deployed")
-	c.wantAll(jobs, "second", "test")
+	c.wantAllNames(jobs, "second", "test")
 
 	line.take()
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	want = []string{"DELETE jobs/bye", "POST jobs", "DELETE configmaps/main"}
-	if got := c.written(line); !slices.Equal(got, want) {
+	if got := c.listWrites(line); !slices.Equal(got, want) {
 		t.Errorf("requests of the uninstallation: got %q, want %q", got, want)
 	}
 	c.wantHistory()
@@ -92,8 +92,8 @@ func TestOrphaningWithdrawalKeepsTheRelease(t *testing.T) {
 	deploy(t, e, b)
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Orphan: true})
 	c.wantHistory("1 deployed")
-	c.wantAll(configMaps, "main")
-	c.wantAll(jobs)
+	c.wantAllNames(configMaps, "main")
+	c.wantAllNames(jobs)
 }
 
 func TestFailedHookFailsTheRevision(t *testing.T) {
@@ -101,25 +101,25 @@ func TestFailedHookFailsTheRevision(t *testing.T) {
 	c := newCluster(t)
 	e := c.engine(nil)
 	broken := c.chart(bundle.ReleaseOptions{MaxHistory: 10}, c.configMap("main", "1"),
-		asHook(fails(c.job("migrate", false)), "pre-install,pre-upgrade", 0, ""))
-	report := settle(t, e, broken)
+		asHook(withDeadline(c.job("migrate", false)), "pre-install,pre-upgrade", 0, ""))
+	report := convergeUntilDone(t, e, broken)
 	want := fmt.Sprintf("helm release %s/web: install of revision 1 failed: pre-install hook Job batch %s/migrate failed: ", c.ns, c.ns)
 	if report.State != bundle.StateFailed || !strings.HasPrefix(report.Message, want) {
 		t.Fatalf("got %s %q, want %q", report.State, report.Message, want)
 	}
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 	c.wantHistory("1 failed")
-	// It is not tried again at once, but after a pause.
+	// The engine retries the hook after a pause.
 	first := c.get(jobs, c.ns, "migrate").GetUID()
 	eventually(t, "tried again", func() bool {
 		_, _ = e.Converge(t.Context(), broken)
 		return c.get(jobs, c.ns, "migrate") != nil && c.get(jobs, c.ns, "migrate").GetUID() != first
 	})
-	if history := c.history(); history[0] != "1 failed" || !strings.HasPrefix(history[1], "2 ") {
+	if history := c.listHistory(); history[0] != "1 failed" || !strings.HasPrefix(history[1], "2 ") {
 		t.Errorf("history: got %q", history)
 	}
 	deploy(t, e, c.chart(bundle.ReleaseOptions{MaxHistory: 10}, c.configMap("main", "1")))
-	if history := c.history(); !strings.HasSuffix(history[len(history)-1], " deployed") {
+	if history := c.listHistory(); !strings.HasSuffix(history[len(history)-1], " deployed") {
 		t.Errorf("history: got %q", history)
 	}
 }
@@ -134,7 +134,7 @@ func TestHangingHookBlocksNothingAndTimesOut(t *testing.T) {
 		t.Fatalf("got %s %q, %v", report.State, report.Message, err)
 	}
 	converge(t, e, c.bundle("other", c.configMap("other", "1")))
-	if report := settle(t, e, b); !strings.Contains(report.Message, "it did not end within 3s") {
+	if report := convergeUntilDone(t, e, b); !strings.Contains(report.Message, "it did not end within 3s") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
 }
@@ -148,18 +148,19 @@ func TestEachHookRunsOncePerRevisionWhereverTheEngineDies(t *testing.T) {
 			b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"),
 				asHook(c.job("one", true), "pre-install", 1, ""), asHook(c.job("two", true), "post-install", 0, ""))
 			n := 1
-			for c.cutRelease(b, &meter{late: late, writes: true}, n) {
+			for c.interruptRelease(b, &meter{late: late, writes: true}, n) {
 				n++
 			}
 			if n < 12 {
-				t.Errorf("it was cut only %d times", n-1)
+				t.Errorf("the release was interrupted only %d times", n-1)
 			}
 		})
 	}
 }
 
-// cutRelease installs and uninstalls b, cutting the line after n requests, and returns whether it was cut.
-func (c *cluster) cutRelease(b bundle.Bundle, line *meter, n int) bool {
+// interruptRelease installs and uninstalls b with an engine whose connection is cut after n requests. It returns
+// whether the connection was cut.
+func (c *cluster) interruptRelease(b bundle.Bundle, line *meter, n int) bool {
 	c.t.Helper()
 	line.cutAfter(n)
 	e := c.engine(line)
@@ -184,7 +185,7 @@ func (c *cluster) cutRelease(b bundle.Bundle, line *meter, n int) bool {
 	if len(uids) != 2 {
 		c.t.Errorf("cut after %d requests: hooks were run as %v", n, uids)
 	}
-	if history := c.history(); len(history) != 1 || !strings.HasSuffix(history[0], common.StatusDeployed.String()) {
+	if history := c.listHistory(); len(history) != 1 || !strings.HasSuffix(history[0], common.StatusDeployed.String()) {
 		c.t.Errorf("cut after %d requests: history %q", n, history)
 	}
 	withdraw(c.t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
@@ -212,11 +213,11 @@ func TestDroppedReleaseIsUninstalledWithItsHooks(t *testing.T) {
 	b.Items = b.Items[1:]
 	deploy(t, e, b)
 	want := []string{"POST jobs", "DELETE jobs/bye", "DELETE configmaps/main", "DELETE configmaps/after", "POST configmaps"}
-	if got := c.written(line); !slices.Equal(got, want) {
+	if got := c.listWrites(line); !slices.Equal(got, want) {
 		t.Errorf("requests: got %q, want %q", got, want)
 	}
 	c.wantHistory()
-	c.wantAll(configMaps, "after", "stays")
+	c.wantAllNames(configMaps, "after", "stays")
 }
 
 func TestAtomicUpgradeRollsBack(t *testing.T) {
@@ -225,19 +226,19 @@ func TestAtomicUpgradeRollsBack(t *testing.T) {
 	e := c.engine(nil)
 	options := bundle.ReleaseOptions{Atomic: true, MaxHistory: 5}
 	deploy(t, e, c.chart(options, c.configMap("main", "1"), c.configMap("old", "1")))
-	report := settle(t, e, c.chart(options, c.configMap("main", "2"), c.configMap("new", "1"),
-		asHook(fails(c.job("check", false)), "post-upgrade", 0, "before-hook-creation,hook-failed")))
+	report := convergeUntilDone(t, e, c.chart(options, c.configMap("main", "2"), c.configMap("new", "1"),
+		asHook(withDeadline(c.job("check", false)), "post-upgrade", 0, "before-hook-creation,hook-failed")))
 	if report.State != bundle.StateFailed || !strings.HasSuffix(report.Message, "; rolled back to revision 1") {
 		t.Fatalf("got %s %q", report.State, report.Message)
 	}
 	if c.value("main") != "1" {
 		t.Errorf("main is %q", c.value("main"))
 	}
-	c.wantAll(configMaps, "main", "old")
-	c.wantAll(jobs)
+	c.wantAllNames(configMaps, "main", "old")
+	c.wantAllNames(jobs)
 	c.wantHistory("1 superseded", "2 failed", "3 deployed")
 	deploy(t, e, c.chart(options, c.configMap("main", "3")))
-	c.wantAll(configMaps, "main")
+	c.wantAllNames(configMaps, "main")
 	c.wantHistory("1 superseded", "2 failed", "3 superseded", "4 deployed")
 }
 
@@ -255,7 +256,7 @@ func TestPartialRollbackIsNotDeployed(t *testing.T) {
 	deploy(t, e, chart(c.configMap("frozen", "1"), c.configMap("main", "1")))
 	frozen := c.configMap("frozen", "2")
 	frozen.Object["immutable"] = true
-	report := settle(t, e, chart(frozen, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, "")))
+	report := convergeUntilDone(t, e, chart(frozen, c.configMap("main", "2"), asHook(withDeadline(c.job("check", false)), "post-upgrade", 0, "")))
 	if report.State != bundle.StateFailed || !strings.Contains(report.Message, "; the rollback failed: ConfigMap "+c.ns+"/frozen: ") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
@@ -269,11 +270,11 @@ func TestAtomicInstallationIsUndone(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	report := settle(t, e, c.chart(bundle.ReleaseOptions{Atomic: true}, c.configMap("main", "1"), asHook(fails(c.job("check", false)), "post-install", 0, "")))
+	report := convergeUntilDone(t, e, c.chart(bundle.ReleaseOptions{Atomic: true}, c.configMap("main", "1"), asHook(withDeadline(c.job("check", false)), "post-install", 0, "")))
 	if report.State != bundle.StateFailed {
 		t.Fatalf("got %s %q", report.State, report.Message)
 	}
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 	c.wantHistory()
 }
 
@@ -288,10 +289,10 @@ func TestWaitForObjects(t *testing.T) {
 	b := c.chart(bundle.ReleaseOptions{Wait: true, WaitForJobs: true, Timeout: 30 * time.Second}, c.configMap("main", "1"), c.job("work", true))
 	deploy(t, e, b)
 	if phase, _, _ := unstructured.NestedInt64(c.get(jobs, c.ns, "work").Object, "status", "succeeded"); phase != 1 {
-		t.Errorf("the Job was not waited for")
+		t.Errorf("the engine did not wait for the Job")
 	}
 	b = c.chart(bundle.ReleaseOptions{Wait: true, Timeout: 2 * time.Second}, c.configMap("main", "1"), claim)
-	if report := settle(t, e, b); !strings.Contains(report.Message, "not ready within 2s: PersistentVolumeClaim "+c.ns+"/never-bound: ") {
+	if report := convergeUntilDone(t, e, b); !strings.Contains(report.Message, "not ready within 2s: PersistentVolumeClaim "+c.ns+"/never-bound: ") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
 }

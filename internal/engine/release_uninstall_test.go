@@ -15,8 +15,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// jobRuns collects the Jobs that exist in the test's namespace as "name UID".
-func (c *cluster) jobRuns(into map[string]bool) {
+// collectJobRuns adds the existing Jobs of the test's namespace as "name UID".
+func (c *cluster) collectJobRuns(into map[string]bool) {
 	c.t.Helper()
 	list, err := c.objects.Resource(jobs).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -36,12 +36,12 @@ func (c *cluster) deleteJobs() {
 	}
 	eventually(c.t, "Jobs are deleted", func() bool {
 		runs := map[string]bool{}
-		c.jobRuns(runs)
+		c.collectJobRuns(runs)
 		return len(runs) == 0
 	})
 }
 
-// isCut returns whether the line was cut.
+// isCut returns whether the connection was cut.
 func (m *meter) isCut() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.cutting && m.left == 0 }
 
 // TestEachHookRunsOnceWhereverTheUninstallationIsCut cuts an uninstallation before and after every write.
@@ -54,43 +54,43 @@ func TestEachHookRunsOnceWhereverTheUninstallationIsCut(t *testing.T) {
 			b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"),
 				asHook(c.job("before", true), "pre-delete", 0, ""), asHook(c.job("after", true), "post-delete", 0, ""))
 			line, n := &meter{late: late, writes: true}, 1
-			for ; c.cutUninstallation(b, line, n); n++ {
+			for ; c.interruptUninstallation(b, line, n); n++ {
 			}
 			if n < 8 {
-				t.Errorf("it was cut only %d times", n-1)
+				t.Errorf("the release was interrupted only %d times", n-1)
 			}
 		})
 	}
 }
 
-// cutUninstallation installs b, uninstalls it with an engine that is cut after n writes, and then with another one. It
-// returns whether the first one was cut.
-func (c *cluster) cutUninstallation(b bundle.Bundle, line *meter, n int) bool {
+// interruptUninstallation installs b, and uninstalls it with an engine whose connection is cut after n writes and then
+// with another engine. It returns whether the connection was cut.
+func (c *cluster) interruptUninstallation(b bundle.Bundle, line *meter, n int) bool {
 	c.t.Helper()
-	line.mend()
+	line.endCut()
 	deploy(c.t, c.engine(nil), b)
 	line.cutAfter(n)
 	e := c.engine(line)
 	runs := map[string]bool{}
 	eventually(c.t, "cut or withdrawn", func() bool {
 		done, err := e.Withdraw(c.t.Context(), bundle.Withdrawal{ID: b.ID})
-		c.jobRuns(runs)
+		c.collectJobRuns(runs)
 		return done || err != nil
 	})
 	cut := line.isCut()
 	withdraw(c.t, c.engine(nil), bundle.Withdrawal{ID: b.ID})
-	c.jobRuns(runs)
+	c.collectJobRuns(runs)
 	if len(runs) != 2 {
 		c.t.Errorf("cut after %d writes: hooks were run as %v", n, runs)
 	}
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 	c.wantHistory()
 	c.deleteJobs()
 	return cut && !c.t.Failed()
 }
 
-// TestEachHookRunsOnceWhereverTheRollbackIsCut cuts a rollback, with the tests of the failed revision before it, before
-// every third write: each cut takes seconds.
+// TestEachHookRunsOnceWhereverTheRollbackIsCut cuts the tests of a failed revision and its rollback before every third
+// write, because each cut takes seconds.
 func TestEachHookRunsOnceWhereverTheRollbackIsCut(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -104,50 +104,50 @@ func TestEachHookRunsOnceWhereverTheRollbackIsCut(t *testing.T) {
 	good := c.chart(options, append(hooks(), c.configMap("main", "1"))...)
 	line, cut := &meter{writes: true}, true
 	for n := 1; cut && !t.Failed(); n += 3 {
-		line.mend()
+		line.endCut()
 		deploy(t, c.engine(nil), good)
 		c.deleteJobs()
 		broken := c.chart(options, append(hooks(), c.configMap("main", fmt.Sprint("2-", n)),
-			asHook(fails(c.job("test-two", false)), "test", 1, ""))...)
+			asHook(withDeadline(c.job("test-two", false)), "test", 1, ""))...)
 		line.cutAfter(n)
 		e := c.engine(line)
 		runs := map[string]bool{}
 		var report bundle.Report
 		eventually(t, "cut or rolled back", func() bool {
 			report, _ = e.Converge(t.Context(), broken)
-			c.jobRuns(runs)
+			c.collectJobRuns(runs)
 			return line.isCut() || report.State == bundle.StateFailed
 		})
 		if cut = line.isCut(); cut {
-			report = bundle.Report{} // of a request that failed
+			report = bundle.Report{} // Converge has failed without a report
 		}
 		e = c.engine(nil)
-		// A rolled back revision is tried again after a pause, which is another run of all hooks.
+		// The engine retries a rolled back revision after a pause, with another run of all hooks.
 		eventually(t, "rolled back", func() bool {
 			if report.State != bundle.StateFailed {
 				report, _ = e.Converge(t.Context(), broken)
 			}
-			c.jobRuns(runs)
+			c.collectJobRuns(runs)
 			return report.State == bundle.StateFailed
 		})
 		if len(runs) != 4 || c.value("main") != "1" {
 			t.Errorf("cut after %d writes: hooks were run as %v, main is %q, report %q", n, runs, c.value("main"), report.Message)
 		}
 		if !cut && n < 15 {
-			t.Errorf("it was cut only %d times", n-1)
+			t.Errorf("the release was interrupted only %d times", n-1)
 		}
 		withdraw(t, e, bundle.Withdrawal{ID: good.ID})
 		c.deleteJobs()
 	}
 }
 
-// TestFailedPreDeleteHookKeepsTheRelease checks that a pre-delete hook that fails stops the uninstallation, which is
-// tried again after a pause.
+// TestFailedPreDeleteHookKeepsTheRelease checks that a failed pre-delete hook stops the uninstallation, and that the
+// engine retries it after a pause.
 func TestFailedPreDeleteHookKeepsTheRelease(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(fails(c.job("bye", false)), "pre-delete", 0, ""))
+	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(withDeadline(c.job("bye", false)), "pre-delete", 0, ""))
 	deploy(t, e, b)
 	var failure error
 	eventually(t, "failed", func() bool {
@@ -159,43 +159,42 @@ func TestFailedPreDeleteHookKeepsTheRelease(t *testing.T) {
 	if failure == nil || !strings.Contains(failure.Error(), want) {
 		t.Fatalf("got %v, want %q", failure, want)
 	}
-	c.wantAll(configMaps, "main")
-	if history := c.history(); len(history) != 1 {
+	c.wantAllNames(configMaps, "main")
+	if history := c.listHistory(); len(history) != 1 {
 		t.Errorf("history: %q", history)
 	}
 	runs := map[string]bool{}
 	eventually(t, "tried again", func() bool {
 		done, _ := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
-		c.jobRuns(runs)
+		c.collectJobRuns(runs)
 		return done || len(runs) > 1
 	})
-	c.wantAll(configMaps, "main")
+	c.wantAllNames(configMaps, "main")
 }
 
-// TestFailedPostDeleteHookIsIgnored checks that a post-delete hook that fails does not stop the uninstallation, as with
-// Helm.
+// TestFailedPostDeleteHookIsIgnored checks that a failed post-delete hook does not stop the uninstallation, as in Helm.
 func TestFailedPostDeleteHookIsIgnored(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
-	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(fails(c.job("after", false)), "post-delete", 0, ""))
+	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(withDeadline(c.job("after", false)), "post-delete", 0, ""))
 	deploy(t, e, b)
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	c.wantAll(jobs, "after")
-	c.wantAll(configMaps)
+	c.wantAllNames(jobs, "after")
+	c.wantAllNames(configMaps)
 	c.wantHistory()
 }
 
 func TestFailedTestHookFailsTheRevision(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	report := settle(t, c.engine(nil), c.chart(bundle.ReleaseOptions{RunTests: true}, c.configMap("main", "1"),
-		asHook(fails(c.job("check", false)), "test", 0, "")))
+	report := convergeUntilDone(t, c.engine(nil), c.chart(bundle.ReleaseOptions{RunTests: true}, c.configMap("main", "1"),
+		asHook(withDeadline(c.job("check", false)), "test", 0, "")))
 	want := fmt.Sprintf("test hook Job batch %s/check failed: ", c.ns)
 	if report.State != bundle.StateFailed || !strings.Contains(report.Message, want) {
 		t.Errorf("got %s %q, want %q", report.State, report.Message, want)
 	}
-	c.wantAll(configMaps, "main")
+	c.wantAllNames(configMaps, "main")
 }
 
 // TestPostHooksRunAfterTheWait checks that no post-install hook runs while objects are not ready.
@@ -204,10 +203,10 @@ func TestPostHooksRunAfterTheWait(t *testing.T) {
 	c := newCluster(t)
 	b := c.chart(bundle.ReleaseOptions{Wait: true, WaitForJobs: true, Timeout: 2 * time.Second}, c.job("never-ends", false),
 		asHook(c.job("after", true), "post-install", 0, ""))
-	if report := settle(t, c.engine(nil), b); !strings.Contains(report.Message, "not ready within 2s: Job batch "+c.ns+"/never-ends") {
+	if report := convergeUntilDone(t, c.engine(nil), b); !strings.Contains(report.Message, "not ready within 2s: Job batch "+c.ns+"/never-ends") {
 		t.Errorf("got %s %q", report.State, report.Message)
 	}
-	c.wantAll(jobs, "never-ends")
+	c.wantAllNames(jobs, "never-ends")
 }
 
 // TestWaitWithoutWaitForJobs checks that wait alone does not wait for the end of Jobs.
@@ -217,8 +216,8 @@ func TestWaitWithoutWaitForJobs(t *testing.T) {
 	deploy(t, c.engine(nil), c.chart(bundle.ReleaseOptions{Wait: true, Timeout: 30 * time.Second}, c.job("never-ends", false)))
 }
 
-// TestReleasesFollowTheOrderOfTheList checks that a release is begun after the one before it is deployed, also if that
-// one fails first, and that releases are uninstalled in the reverse order.
+// TestReleasesFollowTheOrderOfTheList checks that a release begins after the previous release is deployed, also if that
+// release fails first, and that releases are uninstalled in the reverse order.
 func TestReleasesFollowTheOrderOfTheList(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -234,18 +233,18 @@ func TestReleasesFollowTheOrderOfTheList(t *testing.T) {
 	if err != nil || report.State != bundle.StateApplying {
 		t.Fatalf("got %s %q, %v", report.State, report.Message, err)
 	}
-	c.wantAll(configMaps)
-	if report := settle(t, e, hangs); report.State != bundle.StateFailed {
+	c.wantAllNames(configMaps)
+	if report := convergeUntilDone(t, e, hangs); report.State != bundle.StateFailed {
 		t.Fatalf("got %s %q", report.State, report.Message)
 	}
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 
 	ends := first(c.job("prepare", true))
 	ends.Items[0].Release.Options.Timeout = time.Minute
 	deploy(t, e, ends)
 	line.take()
 	withdraw(t, e, bundle.Withdrawal{ID: ends.ID})
-	if got, want := c.written(line), []string{"DELETE configmaps/two", "DELETE configmaps/one"}; !slices.Equal(got, want) {
+	if got, want := c.listWrites(line), []string{"DELETE configmaps/two", "DELETE configmaps/one"}; !slices.Equal(got, want) {
 		t.Errorf("requests: got %q, want %q", got, want)
 	}
 }
@@ -270,13 +269,13 @@ func TestUninstallationReversesTheOrder(t *testing.T) {
 	line.take()
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	want := []string{"DELETE jobs/one", "DELETE services/one", "DELETE roles/one", "DELETE configmaps/one", "DELETE serviceaccounts/one"}
-	if got := c.written(line); !slices.Equal(got, want) {
+	if got := c.listWrites(line); !slices.Equal(got, want) {
 		t.Errorf("requests: got %q, want %q", got, want)
 	}
 }
 
-// TestKeptHistoryIsContinued deploys a release again that was uninstalled with the option keepHistory, as with the
-// option replace of `helm install`.
+// TestKeptHistoryIsContinued deploys a release again after an uninstallation with the option keepHistory, like
+// `helm install --replace`.
 func TestKeptHistoryIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -289,7 +288,7 @@ func TestKeptHistoryIsContinued(t *testing.T) {
 	c.delete(configMaps, "on-install")
 	deploy(t, e, b)
 	c.wantHistory("1 uninstalled", "2 deployed")
-	c.wantAll(configMaps, "main", "on-install")
+	c.wantAllNames(configMaps, "main", "on-install")
 }
 
 // TestDeletionPropagationIsObeyed uninstalls a release whose object has a dependent that is not deleted yet.
@@ -321,7 +320,7 @@ func TestDeletionPropagationIsObeyed(t *testing.T) {
 			}
 			c.patch(configMaps, "dependent", `{"metadata":{"finalizers":null}}`)
 			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-			c.wantAll(configMaps)
+			c.wantAllNames(configMaps)
 		})
 	}
 }

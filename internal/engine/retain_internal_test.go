@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestExcludeFields has the contents of requests for existing objects.
+// TestExcludeFields tests the content of apply requests for existing objects.
 func TestExcludeFields(t *testing.T) {
 	t.Parallel()
 	const granular, atomic = `{"f:spec":{"f:a":{},"f:map":{"f:x":{}}}}`, `{"f:spec":{"f:a":{},"f:map":{},"f:list":{}}}`
@@ -23,9 +23,9 @@ func TestExcludeFields(t *testing.T) {
 		path              jsonPath
 		want              string // the spec
 		hasExisting       bool
-		released          string // "{}" if nothing is
+		released          string // the released fields; "{}" if none
 	}{
-		"a field that nobody owns":      {granular, "", `{"a":1,"b":1}`, `{"a":1,"b":2}`, jsonPath{"b"}, `{"a":1}`, false, `{"f:spec":{"f:b":{}}}`},
+		"a field without owner":         {granular, "", `{"a":1,"b":1}`, `{"a":1,"b":2}`, jsonPath{"b"}, `{"a":1}`, false, `{"f:spec":{"f:b":{}}}`},
 		"a field that is not delivered": {granular, "", `{"a":1}`, `{"a":1,"map":{"x":2}}`, jsonPath{"map", "x"}, `{"a":1}`, false, `{"f:spec":{"f:map":{"f:x":{}}}}`},
 		"the last field of a map":       {granular, "", `{"a":1,"map":{"x":1}}`, `{"a":1}`, jsonPath{"map", "x"}, `{"a":1}`, false, `{"f:spec":{"f:map":{"f:x":{}}}}`},
 		"an empty map":                  {granular, "", `{"a":1,"map":{}}`, `{"a":1,"map":{}}`, jsonPath{"map", "x"}, `{"a":1,"map":{}}`, false, `{"f:spec":{"f:map":{"f:x":{}}}}`},
@@ -73,7 +73,7 @@ func TestExcludeFields(t *testing.T) {
 	}
 }
 
-// TestLastItemsFirst has an order in which a deletion of an item of a list changes no index of a later path.
+// TestLastItemsFirst tests the order of paths: the deletion of a list item must not change the index of a later path.
 func TestLastItemsFirst(t *testing.T) {
 	t.Parallel()
 	got := lastItemsFirst([]jsonPath{{"items", "0"}, {"items", "2", "image"}, {"items", "10"}, {"data"}, {"items", "0"}})

@@ -9,7 +9,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestSubresourceBody has the requests for subresources: none changes the metadata of the object.
+// TestSubresourceBody tests the requests for subresources: they do not change the metadata of the object.
 func TestSubresourceBody(t *testing.T) {
 	t.Parallel()
 	content := func(metadata map[string]any, fields ...string) map[string]any {

@@ -27,7 +27,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 status: {loadBalancer: {ingress: [{ip: %s}]}}
 `
 
-// TestSubresourcesAreApplied applies the status of objects whose item lists it, when they are created and changed.
+// TestSubresourcesAreApplied applies the status of new and changed objects whose item lists the subresource.
 func TestSubresourcesAreApplied(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -41,7 +41,7 @@ func TestSubresourcesAreApplied(t *testing.T) {
 		want   string
 	}{
 		{delivery("10.0.0.1"), ""},
-		{delivery("10.0.0.1", "status"), "10.0.0.1"}, // the content is the same
+		{delivery("10.0.0.1", "status"), "10.0.0.1"}, // unchanged content
 		{delivery("10.0.0.2", "status"), "10.0.0.2"},
 	} {
 		converge(t, c.engine(nil), step.bundle)
@@ -58,13 +58,13 @@ func TestSubresourcesAreApplied(t *testing.T) {
 	}
 }
 
-// TestUnknownSubresource fails with the name of the subresource, and applies the object.
+// TestUnknownSubresource checks that the error names the subresource, and that the object is applied.
 func TestUnknownSubresource(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("it", "1"))
 	b.Items[0].Subresources = []string{"nothing"}
-	report := convergeFails(t, c.engine(nil), b)
+	report := wantConvergeError(t, c.engine(nil), b)
 	if !strings.Contains(report.Message, "apply subresource nothing") || !strings.Contains(report.Message, "it") {
 		t.Errorf("message: %s", report.Message)
 	}
@@ -74,8 +74,8 @@ func TestUnknownSubresource(t *testing.T) {
 	c.wantNames(configMaps)
 }
 
-// TestSubresourcesHaveExclusions changes an excluded status as another client, which stays. A Service that is created
-// again has all of it.
+// TestSubresourcesHaveExclusions changes an excluded status as another client. The change stays. A Service that is
+// created again gets the whole status.
 func TestSubresourcesHaveExclusions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -91,7 +91,7 @@ func TestSubresourcesHaveExclusions(t *testing.T) {
 	deliver("10.0.0.1", "10.0.0.1")
 	deliver("10.0.0.2", "10.0.0.1")
 	_, err := c.objects.Resource(services).Namespace(c.ns).Patch(t.Context(), "it", types.MergePatchType,
-		[]byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"10.0.0.9"}]}}}`), metav1.PatchOptions{FieldManager: "somebody"}, "status")
+		[]byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"10.0.0.9"}]}}}`), metav1.PatchOptions{FieldManager: "another"}, "status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,8 +100,8 @@ func TestSubresourcesHaveExclusions(t *testing.T) {
 	deliver("10.0.0.4", "10.0.0.4")
 }
 
-// TestInvalidStatus fails each time, and neither Force nor a withdrawal deletes a Service for it that another client
-// has created.
+// TestInvalidStatus checks that each run fails, and that neither Force nor a withdrawal deletes a Service that another
+// client has created.
 func TestInvalidStatus(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ exists, meanwhile bool }{
@@ -122,10 +122,10 @@ func TestInvalidStatus(t *testing.T) {
 			})
 			b := c.service("no address", "status")
 			b.Items[0].Force = true
-			convergeFails(t, c.engine(nil), b)
+			wantConvergeError(t, c.engine(nil), b)
 			first := c.get(services, c.ns, "it")
-			for range 2 { // the second one is of an object without drift
-				report := convergeFails(t, c.engine(nil), b)
+			for range 2 { // the second run finds no drift
+				report := wantConvergeError(t, c.engine(nil), b)
 				if !strings.Contains(report.Message, "apply subresource status") {
 					t.Errorf("message: %s", report.Message)
 				}
@@ -141,7 +141,7 @@ func TestInvalidStatus(t *testing.T) {
 	}
 }
 
-// TestDriftDuringTheStatus has another client change an object after it was applied, and before its status is.
+// TestDriftDuringTheStatus changes an object as another client after the apply request and before the status request.
 func TestDriftDuringTheStatus(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -157,7 +157,7 @@ func TestDriftDuringTheStatus(t *testing.T) {
 
 // service returns a bundle of a Service with this address in its status, or without status.
 func (c *cluster) service(ip string, subresources ...string) bundle.Bundle {
-	object := c.parse(fmt.Sprintf(serviceWithStatus, ip))
+	object := c.parseObject(fmt.Sprintf(serviceWithStatus, ip))
 	if ip == "" {
 		unstructured.RemoveNestedField(object.Object, "status")
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestClusterRegisteredAgainTakesOverItsObjects has two records for one profile on a member, as after a registration
-// under another name.
+// TestClusterRegisteredAgainTakesOverItsObjects deploys one profile with two records on a member, as after a
+// registration with another name.
 func TestClusterRegisteredAgainTakesOverItsObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -24,8 +24,8 @@ func TestClusterRegisteredAgainTakesOverItsObjects(t *testing.T) {
 		return err == nil && state == bundle.StateFailed
 	})
 
-	// The first bundle is corrected where the second one has taken nothing over. It creates no objects again that the
-	// second one drops, and takes none back.
+	// The engine corrects the objects of the first bundle that the second bundle has not taken over. It does not create
+	// objects again that the second bundle drops, and takes no objects back.
 	after.Items[0].Objects = after.Items[0].Objects[:1]
 	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Unchanged: 1, bundle.Deleted: 1})
 	c.delete(configMaps, "left")
@@ -38,11 +38,11 @@ func TestClusterRegisteredAgainTakesOverItsObjects(t *testing.T) {
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: before.ID})
 	c.wantNames(configMaps, "a")
 
-	// A new delivery of the first bundle takes its objects over again, once.
+	// A new delivery of the first bundle takes its objects over again.
 	again := c.bundle("before", c.configMap("a", "2"))
 	again.Owner.Name = "profile"
 	converge(t, h.Engine, again)
-	convergeFails(t, h.Engine, after)
+	wantConvergeError(t, h.Engine, after)
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: again.ID})
 	eventually(t, "the other one applies it again", func() bool { return c.value("a") == "1" })
 }
@@ -53,7 +53,7 @@ func TestInterruptedTakeoverIsContinued(t *testing.T) {
 	before := c.bundle("before", c.configMap("a", "1"), c.configMap("b", "1"))
 	before.Owner.Name = "profile"
 	for n := 1; ; n++ {
-		// A new registration each time: its first delivery is the new one.
+		// Each iteration is a new registration with its first delivery.
 		converge(t, c.engine(nil), before)
 		after := c.bundle("after", c.configMap("a", "1"), c.configMap("b", "1"))
 		after.Owner.Name = "profile"

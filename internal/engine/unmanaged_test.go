@@ -16,14 +16,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// of returns an engine of a hub and a scope, over records that all engines of the test have in one namespace.
-func (c *cluster) of(hub, scope string) *engine.Engine {
+// engineOf returns an engine of a hub and a scope. All engines of the test store their records in one namespace.
+func (c *cluster) engineOf(hub, scope string) *engine.Engine {
 	c.t.Helper()
 	return c.engine(nil, func(o *engine.Options) { o.Hub, o.Scope = hub, scope })
 }
 
-// work returns the bundle that a Work of these objects becomes.
-func (c *cluster) work(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
+// workBundle returns the bundle of a Work with these objects.
+func (c *cluster) workBundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
 	b := c.bundle(name, objects...)
 	b.ID = bundle.ID{RequestorKind: "Work", RequestorName: c.ns + "-" + name, Feature: "Work"}
 	b.Owner = bundle.Owner{Kind: "Work", Name: "karmada-es-one/" + name, Tier: bundle.DefaultTier}
@@ -44,10 +44,10 @@ func TestRejectUnmanagedChangesNoUnmanagedObject(t *testing.T) {
 	theirs.SetLabels(map[string]string{"karmada.io/managed": "true"})
 	theirs.SetAnnotations(map[string]string{"work.karmada.io/name": "one", "work.karmada.io/namespace": "karmada-es-one"})
 	c.create(configMaps, theirs)
-	e := c.of("hub", "scope")
-	b := c.work("one", c.configMap("theirs", "2"), c.configMap("same-work", "2"), c.configMap("new", "2"))
+	e := c.engineOf("hub", "scope")
+	b := c.workBundle("one", c.configMap("theirs", "2"), c.configMap("same-work", "2"), c.configMap("new", "2"))
 	for range 2 {
-		report := convergeFails(t, e, b)
+		report := wantConvergeError(t, e, b)
 		want := "ConfigMap " + c.ns + "/theirs already exists in the cluster and is not managed; " +
 			"annotation work.karmada.io/conflict-resolution: overwrite takes it over"
 		if report.Message != want {
@@ -59,7 +59,7 @@ func TestRejectUnmanagedChangesNoUnmanagedObject(t *testing.T) {
 	}
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	if c.value("theirs") != "1" || c.value("same-work") != "" || c.value("new") != "" {
-		t.Errorf("left behind: %q, %q, %q", c.value("theirs"), c.value("same-work"), c.value("new"))
+		t.Errorf("after the withdrawal: %q, %q, %q", c.value("theirs"), c.value("same-work"), c.value("new"))
 	}
 	c.wantRecords(0)
 
@@ -70,14 +70,14 @@ func TestRejectUnmanagedChangesNoUnmanagedObject(t *testing.T) {
 	}
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	if got := c.value("theirs"); got != "" {
-		t.Errorf("what was taken over stays: %q", got)
+		t.Errorf("the object that was taken over was not deleted: %q", got)
 	}
 }
 
 func TestManagedLabelAloneIsNotEnough(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	e := c.of("hub", "scope")
+	e := c.engineOf("hub", "scope")
 	for name, annotations := range map[string]map[string]string{
 		"label-only":       nil,
 		"another-work":     {"work.karmada.io/name": "two", "work.karmada.io/namespace": "karmada-es-one"},
@@ -88,8 +88,8 @@ func TestManagedLabelAloneIsNotEnough(t *testing.T) {
 		theirs.SetLabels(map[string]string{"karmada.io/managed": "true"})
 		theirs.SetAnnotations(annotations)
 		c.create(configMaps, theirs)
-		b := c.work("one", c.configMap(name, "2"))
-		report := convergeFails(t, e, b)
+		b := c.workBundle("one", c.configMap(name, "2"))
+		report := wantConvergeError(t, e, b)
 		want := "ConfigMap " + c.ns + "/" + name + " already exists in the cluster and has label karmada.io/managed, but not the annotations " +
 			"work.karmada.io/name and work.karmada.io/namespace of this Work; annotation work.karmada.io/conflict-resolution: overwrite takes it over"
 		if report.Message != want {
@@ -105,35 +105,35 @@ func TestManagedLabelAloneIsNotEnough(t *testing.T) {
 func TestRejectUnmanagedChangesNoObjectOfOtherOwners(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	e := c.of("hub", "scope")
-	first, second := c.work("first", c.configMap("a", "1")), c.work("second", c.configMap("a", "2"))
+	e := c.engineOf("hub", "scope")
+	first, second := c.workBundle("first", c.configMap("a", "1")), c.workBundle("second", c.configMap("a", "2"))
 	converge(t, e, first)
-	report := convergeFails(t, e, second)
+	report := wantConvergeError(t, e, second)
 	if want := "is deployed by Work karmada-es-one/first"; !strings.Contains(report.Message, want) {
 		t.Errorf("message: got %q, want %q in it", report.Message, want)
 	}
 	second.Items[0].Overwrite = true
 	converge(t, e, second)
-	// The first one reports the conflict, and does not take the object back.
+	// The first bundle reports the conflict, and does not take the object back.
 	first.Items[0].Overwrite = true
 	converge(t, e, first)
-	convergeFails(t, e, second)
-	convergeFails(t, e, second)
+	wantConvergeError(t, e, second)
+	wantConvergeError(t, e, second)
 	if got := c.value("a"); got != "1" {
-		t.Errorf("got %q, want what was delivered last", got)
+		t.Errorf("got %q, want the last delivered value", got)
 	}
 }
 
 func TestObjectsOfOtherHubsAreNotChanged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	ours, theirs, sveltos := c.of("hub-1", "scope-1"), c.of("hub-2", "scope-2"), c.of("", "")
-	guarded := c.work("one", c.configMap("a", "1"))
+	ours, theirs, sveltos := c.engineOf("hub-1", "scope-1"), c.engineOf("hub-2", "scope-2"), c.engineOf("", "")
+	guarded := c.workBundle("one", c.configMap("a", "1"))
 	converge(t, ours, guarded)
 	for name, e := range map[string]*engine.Engine{"another hub": theirs, "a Sveltos member": sveltos} {
-		for what, b := range map[string]bundle.Bundle{"guarded": c.work("one", c.configMap("a", "2")), "profile": c.bundle("one", c.configMap("a", "2"))} {
+		for what, b := range map[string]bundle.Bundle{"guarded": c.workBundle("one", c.configMap("a", "2")), "profile": c.bundle("one", c.configMap("a", "2"))} {
 			b.Items[0].Overwrite, b.Owner.Tier = true, 1
-			report := convergeFails(t, e, b)
+			report := wantConvergeError(t, e, b)
 			if !strings.Contains(report.Message, "belongs to another hub (hub-1)") {
 				t.Errorf("%s, %s: got message %q", name, what, report.Message)
 			}
@@ -142,13 +142,13 @@ func TestObjectsOfOtherHubsAreNotChanged(t *testing.T) {
 	}
 	wantChanges(t, converge(t, ours, guarded).Changes, counts{bundle.Unchanged: 1})
 
-	// Another hub that has lost its records, or never had any, removes nothing of ours.
+	// Another hub without records deletes no objects of our hub.
 	withdraw(t, theirs, bundle.Withdrawal{ID: guarded.ID})
 	withdraw(t, sveltos, bundle.Withdrawal{ID: guarded.ID})
 	if got := c.value("a"); got != "1" {
 		t.Errorf("value: got %q", got)
 	}
-	withdraw(t, c.of("hub-1", "scope-1"), bundle.Withdrawal{ID: guarded.ID})
+	withdraw(t, c.engineOf("hub-1", "scope-1"), bundle.Withdrawal{ID: guarded.ID})
 	c.wantNames(configMaps)
 	c.wantRecords(0)
 }
@@ -160,63 +160,63 @@ func TestDriftCorrectionOfTwoHubsDoesNotConflict(t *testing.T) {
 	for i, hub := range []string{"hub-1", "hub-2"} {
 		beats[i] = c.runEngineOf(t, hub)
 	}
-	first, second := c.work("one", c.configMap("a", "1"), c.configMap("b", "1")), c.work("one", c.configMap("a", "2"), c.configMap("c", "2"))
+	first, second := c.workBundle("one", c.configMap("a", "1"), c.configMap("b", "1")), c.workBundle("one", c.configMap("a", "2"), c.configMap("c", "2"))
 	converge(t, beats[0].Engine, first)
-	convergeFails(t, beats[1].Engine, second)
+	wantConvergeError(t, beats[1].Engine, second)
 	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
 	c.delete(configMaps, "b")
 	c.delete(configMaps, "c")
 	eventually(t, "corrected", func() bool { return c.value("a") == "1" && c.value("b") == "1" && c.value("c") == "2" })
 	withdraw(t, beats[1].Engine, bundle.Withdrawal{ID: second.ID})
 	if got := []string{c.value("a"), c.value("b"), c.value("c")}; !cmp.Equal(got, []string{"1", "1", ""}) {
-		t.Errorf("after one hub has gone: got %v", got)
+		t.Errorf("after the withdrawal by one hub: got %v", got)
 	}
 }
 
 func TestOlderScopeIsTakenOver(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	before, after := c.of("hub", "before"), c.of("hub", "after")
-	b := c.work("one", c.configMap("a", "1"))
+	before, after := c.engineOf("hub", "before"), c.engineOf("hub", "after")
+	b := c.workBundle("one", c.configMap("a", "1"))
 	converge(t, before, b)
 	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Configured: 1})
 	if got := c.get(configMaps, c.ns, "a").GetAnnotations()[kube.AnnotationScope]; got != "after" {
 		t.Errorf("scope: got %q", got)
 	}
-	// The engine of the earlier registration neither takes the object back nor removes it.
-	convergeFails(t, before, b)
+	// The engine of the earlier registration neither takes the object back nor deletes it.
+	wantConvergeError(t, before, b)
 	withdraw(t, before, bundle.Withdrawal{ID: b.ID})
 	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Unchanged: 1})
 
-	// A running engine deletes the records of the registrations before, and no others.
-	other, sveltos := c.work("other", c.configMap("b", "1")), c.bundle("sveltos", c.configMap("c", "1"))
-	converge(t, c.of("another-hub", "before"), other)
-	converge(t, c.of("", ""), sveltos)
-	converge(t, before, c.work("left", c.configMap("left", "1")))
-	// Until the hub has said so, it may be the wrong registration.
+	// A running engine deletes only the records of earlier registrations.
+	other, sveltos := c.workBundle("other", c.configMap("b", "1")), c.bundle("sveltos", c.configMap("c", "1"))
+	converge(t, c.engineOf("another-hub", "before"), other)
+	converge(t, c.engineOf("", ""), sveltos)
+	converge(t, before, c.workBundle("left", c.configMap("left", "1")))
+	// The scope is not confirmed by the hub yet, so the registration may be wrong.
 	h := c.runEngineOf(t, "hub")
-	healed := c.work("healed", c.configMap("healed", "1"))
+	healed := c.workBundle("healed", c.configMap("healed", "1"))
 	converge(t, h.Engine, healed)
 	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
 	eventually(t, "corrected", func() bool { return c.value("healed") == "1" })
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: healed.ID})
-	if got := len(c.recorded()); got != 4 {
+	if got := len(c.listRecords()); got != 4 {
 		t.Errorf("records before the scope is confirmed: got %d, want 4", got)
 	}
 	h.ConfirmScope()
-	eventually(t, "the older records are gone", func() bool { return len(c.recorded()) == 2 })
+	eventually(t, "the older records are gone", func() bool { return len(c.listRecords()) == 2 })
 	if got := c.value("left"); got != "1" {
-		t.Errorf("what they name: got %q", got)
+		t.Errorf("names in the records: got %q", got)
 	}
-	withdraw(t, c.of("another-hub", "before"), bundle.Withdrawal{ID: other.ID})
-	withdraw(t, c.of("", ""), bundle.Withdrawal{ID: sveltos.ID})
+	withdraw(t, c.engineOf("another-hub", "before"), bundle.Withdrawal{ID: other.ID})
+	withdraw(t, c.engineOf("", ""), bundle.Withdrawal{ID: sveltos.ID})
 	withdraw(t, after, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps, "left")
 	c.wantRecords(0)
 }
 
-// recorded lists the Secrets of records.
-func (c *cluster) recorded() []unstructured.Unstructured {
+// listRecords lists the Secrets of the inventory records.
+func (c *cluster) listRecords() []unstructured.Unstructured {
 	c.t.Helper()
 	list, err := c.objects.Resource(secrets).Namespace(c.records).List(c.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -228,14 +228,14 @@ func (c *cluster) recorded() []unstructured.Unstructured {
 func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	engines := map[string]*engine.Engine{"": c.of("", ""), "1": c.of("hub", "1"), "2": c.of("hub", "2")}
+	engines := map[string]*engine.Engine{"": c.engineOf("", ""), "1": c.engineOf("hub", "1"), "2": c.engineOf("hub", "2")}
 	for scope, e := range engines {
 		converge(t, e, c.bundle("one"+scope, c.configMap("a"+scope, "1")))
 	}
 	for scope := range engines {
 		deployed, err := map[string]func() *engine.Engine{
-			"": func() *engine.Engine { return c.of("", "") }, "1": func() *engine.Engine { return c.of("hub", "1") },
-			"2": func() *engine.Engine { return c.of("hub", "2") },
+			"": func() *engine.Engine { return c.engineOf("", "") }, "1": func() *engine.Engine { return c.engineOf("hub", "1") },
+			"2": func() *engine.Engine { return c.engineOf("hub", "2") },
 		}[scope]().ListDeployed(t.Context())
 		if err != nil || len(deployed) != 1 || deployed[0].ID.RequestorName != c.ns+"-one"+scope {
 			t.Errorf("bundles of scope %q: got %v, %v", scope, deployed, err)
@@ -246,16 +246,16 @@ func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {
 func TestWithdrawalWithRejectUnmanaged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	e := c.of("hub", "scope")
-	b := c.work("one", c.configMap("managed", "1"), c.configMap("let-go", "1"))
+	e := c.engineOf("hub", "scope")
+	b := c.workBundle("one", c.configMap("managed", "1"), c.configMap("released", "1"))
 	converge(t, e, b)
-	c.patch(configMaps, "let-go", `{"metadata":{"labels":{"karmada.io/managed":null}}}`)
+	c.patch(configMaps, "released", `{"metadata":{"labels":{"karmada.io/managed":null}}}`)
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	if c.value("managed") != "" || c.value("let-go") != "1" {
-		t.Errorf("left: managed %q, let go %q", c.value("managed"), c.value("let-go"))
+	if c.value("managed") != "" || c.value("released") != "1" {
+		t.Errorf("left: managed %q, released %q", c.value("managed"), c.value("released"))
 	}
 
-	b = c.work("two", c.configMap("left", "1"))
+	b = c.workBundle("two", c.configMap("left", "1"))
 	obj := b.Items[0].Objects[0]
 	obj.SetLabels(map[string]string{"karmada.io/managed": "true", "work.karmada.io/permanent-id": "id", "app": "left"})
 	obj.SetAnnotations(map[string]string{
@@ -303,7 +303,7 @@ kind: PersistentVolumeClaim
 metadata: {name: nowhere, namespace: NS}
 spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {requests: {storage: 1Gi}}}
 `, "NS", c.ns))
-	b := c.work("one", append(objects, c.configMap("plain", "1"))...)
+	b := c.workBundle("one", append(objects, c.configMap("plain", "1"))...)
 	converge(t, h.Engine, b)
 	existing := map[string]engine.Observation{}
 	look := func() bool {
@@ -333,7 +333,7 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {request
 		t.Fatal(err)
 	}
 	eventually(t, "news of a status", func() bool { return told(b.ID) > before })
-	if all, err := h.Observe(t.Context(), c.work("none").ID); err != nil || len(all) > 0 {
+	if all, err := h.Observe(t.Context(), c.workBundle("none").ID); err != nil || len(all) > 0 {
 		t.Errorf("without a record: got %v, %v", all, err)
 	}
 }
@@ -343,15 +343,15 @@ func TestInterruptedRunWithRejectUnmanagedIsContinued(t *testing.T) {
 	c := newCluster(t)
 	for n := 1; ; n++ {
 		c.create(configMaps, c.configMap("theirs", "1"))
-		b := c.work("one", c.configMap("theirs", "2"), c.configMap("new", "2"))
+		b := c.workBundle("one", c.configMap("theirs", "2"), c.configMap("new", "2"))
 		b.Items[0].Overwrite = true
 		line := &meter{}
 		line.cutAfter(n)
 		_, err := c.engine(line, func(o *engine.Options) { o.Hub, o.Scope = "hub", "scope" }).Converge(t.Context(), b)
-		// An object that was applied before the interruption belongs to the Work, whether the record has it or not.
+		// An object that was applied before the interruption belongs to the Work, also if the record does not have it.
 		b.Items[0].Overwrite = c.get(configMaps, c.ns, "theirs").GetLabels()["karmada.io/managed"] == ""
-		converge(t, c.of("hub", "scope"), b)
-		withdraw(t, c.of("hub", "scope"), bundle.Withdrawal{ID: b.ID})
+		converge(t, c.engineOf("hub", "scope"), b)
+		withdraw(t, c.engineOf("hub", "scope"), bundle.Withdrawal{ID: b.ID})
 		if c.value("theirs") != "" || c.value("new") != "" {
 			t.Fatalf("cut after %d requests: left %q and %q", n, c.value("theirs"), c.value("new"))
 		}

@@ -13,14 +13,14 @@ import (
 // chartWithCRD returns a chart with a CRD in its crds directory, and a ConfigMap.
 func (c *cluster) chartWithCRD(upgrade bool, shortName string) bundle.Bundle {
 	crd := c.definitionOf("Boat", shortName)
-	crd.SetAnnotations(map[string]string{"helm.sh/resource-policy": "keep"}) // as the hub renders it
+	crd.SetAnnotations(map[string]string{"helm.sh/resource-policy": "keep"}) // the annotation in the rendering of the hub
 	b := c.chart(bundle.ReleaseOptions{UpgradeCRDs: upgrade}, crd, c.configMap("main", shortName))
 	b.Items[0].Release.Data.Paths = []string{"chart/crds/boats.yaml", "chart/templates/main.yaml"}
 	return b
 }
 
-// crd returns the CRD of chartWithCRD and its short name, "" if it does not exist.
-func (c *cluster) crd() (crd *unstructured.Unstructured, shortName string) {
+// getCRD returns the CRD of chartWithCRD and its short name, or nil and "" if it does not exist.
+func (c *cluster) getCRD() (crd *unstructured.Unstructured, shortName string) {
 	c.t.Helper()
 	crd = c.get(definitions, "", c.definitionOf("Boat").GetName())
 	if crd == nil {
@@ -33,12 +33,12 @@ func (c *cluster) crd() (crd *unstructured.Unstructured, shortName string) {
 	return crd, names[0]
 }
 
-// changeCRD changes the CRD as another client does.
+// changeCRD changes the CRD as another client.
 func (c *cluster) changeCRD() {
 	c.t.Helper()
 	body := []byte(`{"spec":{"names":{"shortNames":["changed"]}}}`)
 	_, err := c.objects.Resource(definitions).Patch(c.t.Context(), c.definitionOf("Boat").GetName(), types.MergePatchType, body,
-		metav1.PatchOptions{FieldManager: "somebody"})
+		metav1.PatchOptions{FieldManager: "another"})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -46,13 +46,13 @@ func (c *cluster) changeCRD() {
 
 func (c *cluster) wantCRD(shortName string) {
 	c.t.Helper()
-	if _, got := c.crd(); got != shortName {
+	if _, got := c.getCRD(); got != shortName {
 		c.t.Errorf("CRD: got %q, want %q", got, shortName)
 	}
 }
 
-// TestUpgradeLeavesCRDFilesAlone checks that CRDs of a crds directory are created and healed, and changed by an upgrade
-// only with UpgradeCRDs.
+// TestUpgradeLeavesCRDFilesAlone checks that CRDs of a crds directory are created, that their drift is corrected, and
+// that an upgrade changes them only with UpgradeCRDs.
 func TestUpgradeLeavesCRDFilesAlone(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -62,17 +62,17 @@ func TestUpgradeLeavesCRDFilesAlone(t *testing.T) {
 	c.wantCRD("one")
 	c.changeCRD()
 	deploy(t, c.engine(nil), c.chartWithCRD(false, "one"))
-	c.wantCRD("one") // the drift of an object that this revision has applied
+	c.wantCRD("one") // corrected, because this revision has applied the CRD
 
 	deploy(t, e, c.chartWithCRD(false, "two"))
 	c.wantCRD("one")
 	if c.value("main") != "two" {
-		t.Errorf("the upgrade did not apply the rest of the chart: %q", c.value("main"))
+		t.Errorf("the upgrade did not apply the other objects of the chart: %q", c.value("main"))
 	}
 	c.changeCRD()
 	line.take()
 	deploy(t, e, c.chartWithCRD(false, "two"))
-	if got := c.written(line); len(got) > 0 {
+	if got := c.listWrites(line); len(got) > 0 {
 		t.Errorf("a CRD that this revision has not applied was written: %q", got)
 	}
 	deploy(t, e, c.chartWithCRD(true, "two"))
@@ -80,7 +80,7 @@ func TestUpgradeLeavesCRDFilesAlone(t *testing.T) {
 
 	withdraw(t, e, bundle.Withdrawal{ID: c.chartWithCRD(true, "two").ID})
 	c.wantCRD("two")
-	c.wantAll(configMaps)
+	c.wantAllNames(configMaps)
 }
 
 // TestForeignCRDOfACRDFileStays checks that a CRD that existed before the release is neither changed nor deleted.
@@ -94,7 +94,7 @@ func TestForeignCRDOfACRDFileStays(t *testing.T) {
 	deploy(t, c.engine(nil), b)
 	c.wantCRD("foreign")
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
-	after, shortName := c.crd()
+	after, shortName := c.getCRD()
 	if after == nil || after.GetUID() != before.GetUID() || shortName != "foreign" || len(after.GetAnnotations()) != len(before.GetAnnotations()) {
 		t.Errorf("the CRD was replaced or changed: %v", after)
 	}
