@@ -161,8 +161,8 @@ func (w *world) countBundles() int {
 	return len(list.Items)
 }
 
-// installHub applies config/hub.yaml, without the permissions to deploy to the hub's own cluster, and returns the client
-// configuration of the hub's ServiceAccount.
+// installHub applies config/hub.yaml, without the permissions to deploy to the hub's own cluster, and returns the
+// client configuration of the hub's ServiceAccount.
 func (w *world) installHub() *rest.Config {
 	w.Helper()
 	raw, err := os.ReadFile("../../config/hub.yaml")

@@ -96,8 +96,8 @@ func TestLocalContentSupportsPatchesLabelsAndExclusions(t *testing.T) {
 	})
 }
 
-// TestLocalContentSupportsForceOptionalAndTier replaces an immutable object with force, omits an optional reference, and
-// takes over an object of a profile with a higher tier.
+// TestLocalContentSupportsForceOptionalAndTier replaces an immutable object with force, omits an optional reference,
+// and takes over an object of a profile with a higher tier.
 func TestLocalContentSupportsForceOptionalAndTier(t *testing.T) {
 	w := newWorld(t)
 	content := w.createConfigMap("manifests", w.hubConfigMap("fixed", "a", "")+"immutable: true\n")

@@ -23,7 +23,8 @@ const roleManifest = "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmeta
 const clusterRoleManifest = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: read}\n" +
 	"rules: [{apiGroups: [''], resources: [nodes], verbs: [get]}]\n"
 
-// createRoleRequest creates a RoleRequest for the members of the test with the label env=prod and the ConfigMap "roles".
+// createRoleRequest creates a RoleRequest for the members of the test with the label env=prod and the ConfigMap
+// "roles".
 func (w *world) createRoleRequest(name string) *libv1beta1.RoleRequest {
 	w.Helper()
 	request := &libv1beta1.RoleRequest{
