@@ -47,7 +47,7 @@ func (w *localWorld) hub(shard string) (stop func()) {
 // deploy creates the profile, whose drift is corrected.
 func (w *localWorld) deploy(member string) {
 	w.Helper()
-	w.profile = w.world.createProfile(func(s *configv1beta1.ProfileSpec) {
+	w.profile = w.createProfile(func(s *configv1beta1.ProfileSpec) {
 		s.SyncMode = configv1beta1.SyncModeContinuousWithDriftDetection
 		s.PolicyRefs[0].DeploymentType = libv1beta1.DeploymentTypeLocal
 	})
