@@ -18,7 +18,7 @@ import (
 var metaphors = []string{
 	"asker", "belongings", "census", "circumstances", "claimant", "condemn", "departures", "doomed", "farewell", "fate", "feed", "footprint", "goodbye",
 	"healer", "hindrance", "hopeless", "hush", "inbox", "incumbent", "insist", "motive", "outbox", "patience", "petition", "premises",
-	"restless", "settlement", "shelf", "stow", "stranger", "strangers", "survey", "sweeper", "tally", "tenure", "vault", "verdict", "vigil",
+	"restless", "rival", "settlement", "shelf", "stow", "stranger", "strangers", "survey", "sweeper", "tally", "tenure", "vault", "verdict", "vigil",
 	"whereabouts", "whoever",
 }
 

@@ -39,7 +39,7 @@ func TestThresholdsDelayReady(t *testing.T) {
 	for name, c := range map[string]struct {
 		old     metav1.ConditionStatus
 		results []observation
-		settle  []metav1.ConditionStatus
+		want    []metav1.ConditionStatus
 	}{
 		"nothing known, healthy":       {"", []observation{{0, true}}, []metav1.ConditionStatus{yes}},
 		"nothing known, unhealthy":     {"", []observation{{0, false}}, []metav1.ConditionStatus{no}},
@@ -63,10 +63,10 @@ func TestThresholdsDelayReady(t *testing.T) {
 			at := noon.Add(time.Duration(result.after) * time.Second)
 			found := metav1.Condition{Status: map[bool]metav1.ConditionStatus{true: yes, false: no}[result.healthy]}
 			run = run.extend(result.healthy, at)
-			settled := applyThresholds(old, found, run, at, limits)
-			got, old = append(got, settled.Status), &settled
+			condition := applyThresholds(old, found, run, at, limits)
+			got, old = append(got, condition.Status), &condition
 		}
-		if diff := cmp.Diff(got, c.settle); diff != "" {
+		if diff := cmp.Diff(got, c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 	}

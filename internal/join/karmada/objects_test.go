@@ -184,11 +184,11 @@ func TestRestoredClusterKeepsItsID(t *testing.T) {
 	c := w.created(t, "claim-restored")
 	claim := &corev1.ConfigMap{ObjectMeta: in("karmada-cluster", "cluster-id-"+c.Name), Data: map[string]string{"cluster": c.Name, "id": c.Name}}
 	w.put(t, c.Name, claim)
-	rival := cluster("claim-rival", c.Name)
-	if err := w.hubClient.Create(t.Context(), rival); err != nil {
+	second := cluster("claim-rival", c.Name)
+	if err := w.hubClient.Create(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); !errors.Is(err, karmada.ErrAlreadyRegistered) {
+	if err := karmada.ReserveID(t.Context(), w.hubClient, second); !errors.Is(err, karmada.ErrAlreadyRegistered) {
 		t.Errorf("another Cluster of that id: got %v, want ErrAlreadyRegistered", err)
 	}
 	if err := karmada.ReserveID(t.Context(), w.hubClient, c); err != nil {
@@ -198,7 +198,7 @@ func TestRestoredClusterKeepsItsID(t *testing.T) {
 	if err := w.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := karmada.ReserveID(t.Context(), w.hubClient, rival); err != nil {
+	if err := karmada.ReserveID(t.Context(), w.hubClient, second); err != nil {
 		t.Errorf("when the Cluster is gone: %v", err)
 	}
 }
