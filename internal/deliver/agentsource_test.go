@@ -26,14 +26,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestAgentSourceRetriesWhileTheHubIsDown kills the API server of the hub, and starts it again. An API server has no
-// events from before its start: it answers a watch from an earlier version with 410 Expired, "too old resource
-// version". So the agent reads all its groups again, but only once.
+// TestAgentSourceRetriesWhileTheHubIsDown restarts the API server of the hub. An API server has no events of the time
+// before its start: it responds to a watch from an earlier version with 410 Expired, "too old resource version". So the
+// agent reads all its groups again, but only once.
 func TestAgentSourceRetriesWhileTheHubIsDown(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t)
 	h := newHub(t, plane)
-	m := h.member("outage")
+	m := h.createMember("outage")
 	engine := newMemberEngine()
 	log, _ := h.startAgent(m, engine)
 	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
@@ -52,17 +52,17 @@ func TestAgentSourceRetriesWhileTheHubIsDown(t *testing.T) {
 	}
 }
 
-// TestAgentSourceContinuesItsWatch loses the connections between an agent and an API server. The agent continues its
-// watch, and lists nothing again.
+// TestAgentSourceContinuesItsWatch closes the connections between an agent and an API server. The agent continues its
+// watch without another list.
 func TestAgentSourceContinuesItsWatch(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m, engine, network := h.member("continues"), newMemberEngine(), &hubNetwork{}
+	m, engine, network := h.createMember("continues"), newMemberEngine(), &hubNetwork{}
 	config := rest.CopyConfig(h.plane.Config)
 	config.Dial = network.dial
 	log, _ := h.startAgentOn(config, m, engine)
 	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
-	// A reflector lists again after a short watch without an event. Another delivery is an event.
+	// A reflector lists again after a short watch without events. Another delivery causes an event.
 	deliverUntil(t, h.pull, m, testBundle(objects("b", "1")), bundle.StateApplied)
 	if lists, _ := readsOfGroups(t, log.take()); len(lists) == 0 {
 		t.Error("the agent has not listed its groups before the outage")
@@ -78,12 +78,12 @@ func TestAgentSourceContinuesItsWatch(t *testing.T) {
 	}
 }
 
-// hubNetwork has the connections of a client to the hub.
+// hubNetwork has the connections of a client to the hub, and can close and refuse them.
 type hubNetwork struct {
 	mu          sync.Mutex // guards the fields below
 	isDown      bool
 	connections []net.Conn
-	refused     int // connections while it is down
+	refused     int // connections while isDown
 }
 
 // dial opens a connection.
@@ -101,7 +101,7 @@ func (n *hubNetwork) dial(ctx context.Context, protocol, address string) (net.Co
 	return connection, err
 }
 
-// setDown ends all connections, and refuses others, while isDown is true.
+// setDown closes all connections and refuses new connections if isDown is true.
 func (n *hubNetwork) setDown(isDown bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,8 +122,8 @@ func (n *hubNetwork) wasUsedWhileDown() error {
 	return nil
 }
 
-// readsOfGroups returns the queries in log that read all groups of a member, and those of watches that continue from a
-// version. It omits the lists with limit 1 of kube.DetectRestore.
+// readsOfGroups returns the queries in log that list all groups of a member, and the queries of watches that continue
+// from a version. It omits the lists with limit 1 of kube.DetectRestore.
 func readsOfGroups(t *testing.T, log []string) (lists, watches []string) {
 	t.Helper()
 	for _, line := range log {
@@ -152,7 +152,7 @@ func readsOfGroups(t *testing.T, log []string) (lists, watches []string) {
 func TestAgentSourceFindsAndWakes(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("find")
+	m := h.createMember("find")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, m, b)
 	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
@@ -176,12 +176,12 @@ func TestAgentSourceFindsAndWakes(t *testing.T) {
 	agentSource.Wake(b.ID)
 	<-handled
 
-	// A report on top of an older view of the group: the Delivery is from before all reports.
+	// The Delivery has an older version of the group, from before all reports.
 	for _, state := range []bundle.State{bundle.StateApplied, bundle.StateFailed, bundle.StateApplied, bundle.StateApplied} {
 		if err := agentSource.Report(t.Context(), first, bundle.Report{ID: b.ID, Digest: digest, State: state, Message: "m"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := ReportOf(h.group(m, b.ID)); got.State != state || got.Message != "m" {
+		if got := ReportOf(h.getGroup(m, b.ID)); got.State != state || got.Message != "m" {
 			t.Errorf("report: got %+v, want state %s and the message", got, state)
 		}
 	}
@@ -197,7 +197,7 @@ func TestAgentSourceFindsAndWakes(t *testing.T) {
 func TestLostReportIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m, engine := h.member("lost-report"), newMemberEngine()
+	m, engine := h.createMember("lost-report"), newMemberEngine()
 	h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
 	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
@@ -205,39 +205,39 @@ func TestLostReportIsWrittenAgain(t *testing.T) {
 	for name, patch := range map[string]string{
 		"cleared": `{"status":null}`, "nonsense": `{"status":{"deploymentStatus":"FailedNonRetriable","failureMessage":"no","observedRequestorHash":null}}`,
 	} {
-		group := h.group(m, b.ID)
+		group := h.getGroup(m, b.ID)
 		if err := h.admin.Status().Patch(t.Context(), group, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, name+" status is reported again", func(context.Context) error {
-			if report := ReportOf(h.group(m, b.ID)); report.State != bundle.StateApplied {
-				return fmt.Errorf("it reports %+v", report)
+			if report := ReportOf(h.getGroup(m, b.ID)); report.State != bundle.StateApplied {
+				return fmt.Errorf("the report is %+v", report)
 			}
 			return nil
 		})
 	}
 	if got := engine.writeCount(); got != writes {
-		t.Errorf("%d writes on the member for a lost report", got-writes)
+		t.Errorf("a lost report caused %d writes on the member, want none", got-writes)
 	}
 }
 
 func TestUnrequestedBundlesAreListed(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m, engine := h.member("unrequested"), newMemberEngine()
+	m, engine := h.createMember("unrequested"), newMemberEngine()
 	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	deployed := []bundle.Deployed{
 		{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "left", Feature: "Helm"}, Owner: bundle.Owner{Kind: "Profile", Name: "eu/left"}, Hub: "uid", Removing: true},
 	}
 	if _, known := agentSource.Unrequested(deployed); known {
-		t.Error("an agentSource that has not reached the hub knows what is requested")
+		t.Error("Unrequested() before a connection to the hub: got true, want false")
 	}
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, m, b)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- agentSource.Run(ctx, 1, func(ctx context.Context, d Delivery) error { return handle(ctx, agentSource, engine, d) })
+		ended <- agentSource.Run(ctx, 1, func(ctx context.Context, d Delivery) error { return handleDelivery(ctx, agentSource, engine, d) })
 	}()
 	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 	held, err := engine.ListDeployed(t.Context())
@@ -257,10 +257,10 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 		t.Fatalf("ListDeployed() = %+v, %v", all, err)
 	}
 	if diff := cmp.Diff(deployed[0], all[1]); diff != "" {
-		t.Errorf("the bundle that nobody requests (-want +got):\n%s", diff)
+		t.Errorf("the unrequested bundle (-want +got):\n%s", diff)
 	}
 	if value, known := agentSource.Unrequested(held); !known || value != "" {
-		t.Errorf("Unrequested() of what is requested = %q, %t", value, known)
+		t.Errorf("Unrequested() without unrequested bundles = %q, %t", value, known)
 	}
 	stop()
 	if err := <-ended; err != nil {
@@ -271,10 +271,10 @@ func TestUnrequestedBundlesAreListed(t *testing.T) {
 func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m, other := h.member("mine"), h.member("other")
+	m, other := h.createMember("mine"), h.createMember("other")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, other, b)
-	group := h.group(other, b.ID)
+	group := h.getGroup(other, b.ID)
 	agentSource := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name)
 	d, _ := newDelivery(group)
 	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrCorrupt) {
@@ -290,7 +290,7 @@ func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	}
 }
 
-// TestReportFailsIfItIsNotStored reports to a hub whose CustomResourceDefinition lacks Towline's own fields.
+// TestReportFailsIfItIsNotStored reports to a hub whose CustomResourceDefinition does not have Towline's own fields.
 func TestReportFailsIfItIsNotStored(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())

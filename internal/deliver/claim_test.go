@@ -12,8 +12,8 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// wantNothingIn checks that no group or bundle is in a namespace.
-func (h *hub) wantNothingIn(namespace string) {
+// wantNoContent checks that a namespace has no groups and no bundles.
+func (h *hub) wantNoContent(namespace string) {
 	h.t.Helper()
 	groups, bundles := &libv1beta1.ConfigurationGroupList{}, &libv1beta1.ConfigurationBundleList{}
 	for _, list := range []client.ObjectList{groups, bundles} {
@@ -26,22 +26,22 @@ func (h *hub) wantNothingIn(namespace string) {
 	}
 }
 
-func TestNothingIsDeliveredWithoutTheClaim(t *testing.T) {
+func TestDeliveryNeedsClaimOfNamespace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		other string // the claim of the second cluster on the namespace that was made for it
-		lost  bool   // the claim of the first cluster on its own namespace is lost
+		other string // the claim on the namespace of the second cluster
+		lost  bool   // the namespace of the first cluster has lost its claim
 	}{
 		"another cluster has the namespace": {other: "mine"},
-		"nobody has the namespace":          {other: "mine", lost: true},
-		"no claim at all":                   {lost: true},
-		"somebody else's claim":             {other: "elsewhere/two", lost: true},
+		"only the other claim":              {other: "mine", lost: true},
+		"no claim":                          {lost: true},
+		"the claim of a third cluster":      {other: "elsewhere/two", lost: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := sharedHub(t)
-			first := h.member("one")
-			// The annotation that names the derived namespace is lost.
+			first := h.createMember("one")
+			// The cluster has lost the annotation that names its delivery namespace.
 			second := fleet.Member{
 				Type: fleet.TypeSveltos, Namespace: first.Namespace, Name: "two", Mode: fleet.Pull, DeliveryNamespace: first.Namespace,
 			}
@@ -59,7 +59,7 @@ func TestNothingIsDeliveredWithoutTheClaim(t *testing.T) {
 			if report, err := h.pull.Deliver(t.Context(), second, b); err == nil || report.State != bundle.StatePending {
 				t.Errorf("deliver: got %s, %v; want an error", report.State, err)
 			}
-			h.wantNothingIn(first.Namespace)
+			h.wantNoContent(first.Namespace)
 			if !misplaced {
 				return
 			}
@@ -72,10 +72,10 @@ func TestNothingIsDeliveredWithoutTheClaim(t *testing.T) {
 			if done, err := h.pull.Withdraw(t.Context(), second, bundle.Withdrawal{ID: b.ID}); done || err == nil {
 				t.Errorf("withdraw: got %t, %v; want an error", done, err)
 			}
-			h.wantNothingIn(first.Namespace)
+			h.wantNoContent(first.Namespace)
 			second.DeliveryNamespace = derived
 			if _, err := h.pull.Deliver(t.Context(), second, b); err != nil {
-				t.Errorf("deliver, once the annotation is restored: %v", err)
+				t.Errorf("deliver with the restored annotation: %v", err)
 			}
 		})
 	}

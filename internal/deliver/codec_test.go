@@ -31,8 +31,8 @@ func configMap(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// noise returns about n bytes of text that does not compress well.
-func noise(n int) string {
+// randomText returns about n bytes of text that does not compress well.
+func randomText(n int) string {
 	raw := make([]byte, n*3/4)
 	_, _ = rand.Read(raw)
 	return base64.StdEncoding.EncodeToString(raw)
@@ -47,7 +47,7 @@ func testBundle(items ...bundle.Item) bundle.Bundle {
 	}
 }
 
-// pack returns the group and the content of b, as the API server returns them.
+// pack encodes b, and returns its group and content like the API server.
 func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*libv1beta1.ConfigurationBundle) {
 	t.Helper()
 	encoder, err := newEncoder(testKey)
@@ -63,7 +63,7 @@ func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*lib
 	var bundles []*libv1beta1.ConfigurationBundle
 	for _, c := range chunks {
 		items = append(items, configurationItem(contentNamespace(m, b, c), c))
-		bundles = append(bundles, throughJSON(t, contentObject(m, b.ID, contentNamespace(m, b, c), c)))
+		bundles = append(bundles, viaJSON(t, contentObject(m, b.ID, contentNamespace(m, b, c), c)))
 	}
 	digest, err := b.Digest()
 	if err != nil {
@@ -73,10 +73,10 @@ func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*lib
 	if err != nil {
 		t.Fatal(err)
 	}
-	return throughJSON(t, group), bundles
+	return viaJSON(t, group), bundles
 }
 
-func throughJSON[T any](t *testing.T, in *T) *T {
+func viaJSON[T any](t *testing.T, in *T) *T {
 	t.Helper()
 	raw, err := json.Marshal(in)
 	if err != nil {
@@ -110,7 +110,7 @@ func TestBundlesRoundTrip(t *testing.T) {
 	withData.Options = bundle.ReleaseOptions{Wait: true, Labels: map[string]string{"team": "a"}}
 	withData.Data = bundle.ReleaseData{
 		Chart:  json.RawMessage(`{"version":"3.5.1","name":"kyverno","kubeVersion":">=1.25.0-0"}`),
-		Values: json.RawMessage(`{"big":9007199254740993,"html":"<a&b>","noise":"` + hex.EncodeToString([]byte(noise(1<<20))) + `"}`),
+		Values: json.RawMessage(`{"big":9007199254740993,"html":"<a&b>","noise":"` + hex.EncodeToString([]byte(randomText(1<<20))) + `"}`),
 		Notes:  "a\n---\nb", Paths: []string{"a.yaml"},
 	}
 	numbers := configMap("numbers", "")
@@ -120,7 +120,7 @@ func TestBundlesRoundTrip(t *testing.T) {
 	}
 	var many []*unstructured.Unstructured
 	for i := range 3000 {
-		many = append(many, configMap(fmt.Sprintf("many-%d", i), noise(1700)))
+		many = append(many, configMap(fmt.Sprintf("many-%d", i), randomText(1700)))
 	}
 	tests := map[string]struct {
 		bundle     bundle.Bundle
@@ -132,8 +132,8 @@ func TestBundlesRoundTrip(t *testing.T) {
 		"no objects":   {bundle: testBundle(bundle.Item{}, bundle.Item{Objects: []*unstructured.Unstructured{}}), minBundles: 2, maxBundles: 2},
 		"odd values":   {bundle: testBundle(bundle.Item{Objects: []*unstructured.Unstructured{numbers}}), minBundles: 1, maxBundles: 1},
 		"5 MiB of 3k":  {bundle: testBundle(bundle.Item{Objects: many}), minBundles: 8, maxBundles: 16},
-		"one of 1.4MB": {bundle: testBundle(bundle.Item{Objects: []*unstructured.Unstructured{configMap("a", "1"), configMap("big", noise(1400<<10)), configMap("z", "1")}}), minBundles: 3, maxBundles: 6},
-		"one of 20 MB of nothing": {
+		"one of 1.4MB": {bundle: testBundle(bundle.Item{Objects: []*unstructured.Unstructured{configMap("a", "1"), configMap("big", randomText(1400<<10)), configMap("z", "1")}}), minBundles: 3, maxBundles: 6},
+		"one of 20 MB of zeros": {
 			bundle:     testBundle(bundle.Item{Objects: []*unstructured.Unstructured{configMap("big", strings.Repeat("x", 20<<20))}}),
 			minBundles: 3, maxBundles: 4,
 		},
@@ -190,12 +190,12 @@ func TestNamesComeFromContentAndKey(t *testing.T) {
 	other.ID.RequestorName, other.Owner.Name = "another", "another"
 	_, second := pack(t, other)
 	if first[0].Name != second[0].Name {
-		t.Errorf("the same content has the names %s and %s", first[0].Name, second[0].Name)
+		t.Errorf("names of equal content: got %s and %s, want the same name", first[0].Name, second[0].Name)
 	}
 	item.Force = true
 	_, third := pack(t, testBundle(item))
 	if first[0].Name == third[0].Name {
-		t.Error("other flags, same name")
+		t.Error("names of content with different flags: got the same name")
 	}
 	if name := Key("other").contentName([]byte("x")); name == testKey.contentName([]byte("x")) || len(name) != len("config-")+20 {
 		t.Errorf("name with another key: %s", name)
@@ -203,7 +203,7 @@ func TestNamesComeFromContentAndKey(t *testing.T) {
 	a := fleet.Member{DeliveryNamespace: "eu", Name: "a"}
 	b := fleet.Member{DeliveryNamespace: "eu", Name: "b"}
 	if id := other.ID; GroupName(a, id) == GroupName(b, id) {
-		t.Error("group names do not tell members apart")
+		t.Error("group names of two members: got the same name")
 	}
 }
 
@@ -228,7 +228,7 @@ func TestCorruptContentIsAnError(t *testing.T) {
 	t.Parallel()
 	var objects []*unstructured.Unstructured
 	for i := range 50 {
-		objects = append(objects, configMap(fmt.Sprintf("n-%d", i), noise(30<<10)))
+		objects = append(objects, configMap(fmt.Sprintf("n-%d", i), randomText(30<<10)))
 	}
 	group, bundles := pack(t, testBundle(bundle.Item{Objects: objects}, bundle.Item{Objects: objects[:1]}))
 	if len(bundles) < 4 {
@@ -274,7 +274,7 @@ func TestCorruptContentIsAnError(t *testing.T) {
 	}
 }
 
-func TestNoisyPayloadsDoNotPanic(t *testing.T) {
+func TestRandomPayloadsAreCorrupt(t *testing.T) {
 	t.Parallel()
 	group, bundles := pack(t, testBundle(bundle.Item{Objects: []*unstructured.Unstructured{configMap("a", strings.Repeat("abc", 1000))}}))
 	random := mathrand.New(mathrand.NewPCG(1, 2))

@@ -42,13 +42,13 @@ func wantBundles(t *testing.T, h *hub, namespace string, want int) {
 	}
 }
 
-// The collector looks at the whole hub, so its tests share one hub with nobody else and run one after another.
+// The collector deletes objects on the whole hub, so its tests have their own hub and run in sequence.
 func TestGarbageCollector(t *testing.T) {
 	t.Parallel()
 	h := newHub(t, localkube.ForTest(t))
-	t.Run("keeps what is still to be provisioned", func(t *testing.T) {
+	t.Run("keeps content until it is provisioned", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("keep")
+		m := h.createMember("keep")
 		b := testBundle(objects("a", "1"), objects("b", "1"))
 		mustDeliver(t, h.pull, m, b)
 		collect(t, h)
@@ -60,13 +60,13 @@ func TestGarbageCollector(t *testing.T) {
 		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 0)
-		if h.group(m, b.ID).Spec.Action != libv1beta1.ActionDeploy {
-			t.Error("the group is not as it was")
+		if h.getGroup(m, b.ID).Spec.Action != libv1beta1.ActionDeploy {
+			t.Error("the action of the group has changed")
 		}
 	})
-	t.Run("removes what was replaced", func(t *testing.T) {
+	t.Run("deletes replaced content", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("replace")
+		m := h.createMember("replace")
 		for i := range 4 {
 			mustDeliver(t, h.pull, m, testBundle(objects("a", fmt.Sprint(i))))
 		}
@@ -74,23 +74,23 @@ func TestGarbageCollector(t *testing.T) {
 		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
-	t.Run("leaves the bundles of others alone", func(t *testing.T) {
+	t.Run("keeps foreign bundles", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("foreign")
+		m := h.createMember("foreign")
 		h.create(&libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: "config-0gdr5cqfqeb2ch6vnd9i"}})
 		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
-	t.Run("leaves the bundles of another shard to its own collector", func(t *testing.T) {
+	t.Run("keeps bundles of another shard", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("sharded")
+		m := h.createMember("sharded")
 		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
 		if err != nil {
 			t.Fatal(err)
 		}
 		mustDeliver(t, other, m, testBundle(objects("a", "1")))
-		// As if the group that points at it were yet to be written.
-		group := h.group(m, testBundle().ID)
+		// The state before the group that refers to the bundle is written.
+		group := h.getGroup(m, testBundle().ID)
 		if err := h.admin.Delete(t.Context(), group); err != nil {
 			t.Fatal(err)
 		}
@@ -101,9 +101,9 @@ func TestGarbageCollector(t *testing.T) {
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 0)
 	})
-	t.Run("removes what a shard left behind that is gone", func(t *testing.T) {
+	t.Run("deletes content of a former shard", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("stray")
+		m := h.createMember("stray")
 		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
 		if err != nil {
 			t.Fatal(err)
@@ -117,9 +117,9 @@ func TestGarbageCollector(t *testing.T) {
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
-	t.Run("keeps what a group of another shard needs, which the cache lacks", func(t *testing.T) {
+	t.Run("keeps content of a group of another shard that is not in the cache", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("elsewhere")
+		m := h.createMember("elsewhere")
 		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
 		if err != nil {
 			t.Fatal(err)
@@ -136,18 +136,18 @@ func TestGarbageCollector(t *testing.T) {
 		h := newHub(t, h.plane)
 		b := testBundle(objects("late-marker", "1"))
 		b.SharedBy = 2
-		first, late := h.member("first"), h.member("late")
+		first, late := h.createMember("first"), h.createMember("late")
 		mustDeliver(t, h.pull, late, b)
 		h.startAgent(first, newMemberEngine())
 		deliverUntil(t, h.pull, first, b, bundle.StateApplied)
 		collect(t, h)
-		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 1 {
+		if found := h.listBundles(kube.AgentNamespace, "late-marker"); len(found) != 1 {
 			t.Errorf("shared bundles: got %v, want 1", found)
 		}
 		h.startAgent(late, newMemberEngine())
 		deliverUntil(t, h.pull, late, b, bundle.StateApplied)
 		collect(t, h)
-		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 0 {
+		if found := h.listBundles(kube.AgentNamespace, "late-marker"); len(found) != 0 {
 			t.Errorf("shared bundles: got %v, want none", found)
 		}
 	})
@@ -156,25 +156,25 @@ func TestGarbageCollector(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- (&GarbageCollector{Transport: h.pull}).Start(ctx) }()
-		m := h.member("soon")
+		m := h.createMember("soon")
 		h.startAgent(m, newMemberEngine())
 		b := testBundle(objects("a", "1"))
 		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		began := time.Now()
 		wantBundles(t, h, m.DeliveryNamespace, 1)
-		eventually(t, "bundles go", func(context.Context) error {
-			if found := h.bundles(m.DeliveryNamespace, ""); len(found) != 0 {
-				return fmt.Errorf("there are %v", found)
+		eventually(t, "deletion of the bundles", func(context.Context) error {
+			if found := h.listBundles(m.DeliveryNamespace, ""); len(found) != 0 {
+				return fmt.Errorf("remaining bundles: %v", found)
 			}
 			return nil
 		})
-		t.Logf("bundles went %s after the report", time.Since(began).Round(time.Millisecond))
+		t.Logf("bundles were deleted %s after the report", time.Since(began).Round(time.Millisecond))
 		h.requests.take()
 		for range 20 {
 			mustDeliver(t, h.pull, m, b)
 		}
 		if len(h.pull.trigger) != 0 {
-			t.Error("a provisioned group triggers a collection again")
+			t.Error("a delivery of a provisioned group triggers a collection")
 		}
 		cancel()
 		if err := <-ended; err != nil {
@@ -183,7 +183,7 @@ func TestGarbageCollector(t *testing.T) {
 	})
 	t.Run("waits before it deletes bundles of a former leader", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("former")
+		m := h.createMember("former")
 		for _, version := range []string{"1", "2"} {
 			mustDeliver(t, h.pull, m, testBundle(objects("a", version)))
 		}
@@ -194,7 +194,7 @@ func TestGarbageCollector(t *testing.T) {
 		go func() { ended <- (&GarbageCollector{Transport: h.pull, Grace: CollectorGrace}).Start(ctx) }()
 		waits := func(context.Context) error {
 			if !clock.HasWaiters() {
-				return errors.New("it does not wait")
+				return errors.New("the collector does not wait")
 			}
 			return nil
 		}
@@ -208,9 +208,9 @@ func TestGarbageCollector(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("forgets what was deleted with its namespace", func(t *testing.T) {
+	t.Run("forgets bundles that were deleted with their namespace", func(t *testing.T) {
 		h := newHub(t, h.plane)
-		m := h.member("deregistered")
+		m := h.createMember("deregistered")
 		mustDeliver(t, h.pull, m, testBundle(objects("a", "1")))
 		h.deleteBundles(m.DeliveryNamespace)
 		collect(t, h)
@@ -223,9 +223,9 @@ func TestGarbageCollector(t *testing.T) {
 	t.Run("does not race with deliveries", func(t *testing.T) { collectDuringDeliveries(t, newHub(t, h.plane)) })
 }
 
-// collectAfterFailure lets the first collection fail, after which no delivery triggers another.
+// collectAfterFailure checks that the collector retries a failed collection without another delivery.
 func collectAfterFailure(t *testing.T, h *hub) {
-	m := h.member("outage")
+	m := h.createMember("outage")
 	for _, version := range []string{"1", "2"} {
 		mustDeliver(t, h.pull, m, testBundle(objects("a", version)))
 	}
@@ -247,8 +247,8 @@ func collectAfterFailure(t *testing.T, h *hub) {
 	ended := make(chan error, 1)
 	go func() { ended <- (&GarbageCollector{Transport: transport}).Start(ctx) }()
 	eventually(t, "the replaced content is deleted", func(context.Context) error {
-		if found := h.bundles(m.DeliveryNamespace, ""); len(found) != 1 {
-			return fmt.Errorf("there are %v", found)
+		if found := h.listBundles(m.DeliveryNamespace, ""); len(found) != 1 {
+			return fmt.Errorf("remaining bundles: %v", found)
 		}
 		return nil
 	})
@@ -261,7 +261,7 @@ func collectAfterFailure(t *testing.T, h *hub) {
 	}
 }
 
-// deliverDuringADeletion delivers while the requests of the collector hang.
+// deliverDuringADeletion delivers while the deletions of the collector wait for their responses.
 func deliverDuringADeletion(t *testing.T, h *hub) {
 	deleting, release := make(chan struct{}), make(chan struct{})
 	begin, end := sync.OnceFunc(func() { close(deleting) }), sync.OnceFunc(func() { close(release) })
@@ -280,7 +280,7 @@ func deliverDuringADeletion(t *testing.T, h *hub) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := h.member("hanging")
+	m := h.createMember("hanging")
 	for _, version := range []string{"1", "2"} {
 		mustDeliver(t, transport, m, testBundle(objects("a", version)))
 	}
@@ -303,11 +303,11 @@ func deliverDuringADeletion(t *testing.T, h *hub) {
 	if err := <-collected; err != nil {
 		t.Error(err)
 	}
-	wantBundles(t, h, m.DeliveryNamespace, 2) // of the versions 2 and 3
+	wantBundles(t, h, m.DeliveryNamespace, 2) // the versions 2 and 3
 }
 
-// collectDuringDeliveries collects without a pause while deliveries alternate between the same bundles, so that content
-// is needed again just when it can be deleted.
+// collectDuringDeliveries collects without a pause while deliveries alternate between two bundles, so that content is
+// needed again when the collector may delete it.
 func collectDuringDeliveries(t *testing.T, h *hub) {
 	ctx, stop := context.WithCancel(t.Context())
 	collected := make(chan struct{})
@@ -323,8 +323,8 @@ func collectDuringDeliveries(t *testing.T, h *hub) {
 	}()
 	var running sync.WaitGroup
 	for n := range 4 {
-		m := h.member(fmt.Sprintf("race-%d", n))
-		running.Go(func() { deliverToAndFro(t, h, m) })
+		m := h.createMember(fmt.Sprintf("race-%d", n))
+		running.Go(func() { deliverAlternately(t, h, m) })
 	}
 	running.Wait()
 	stop()
@@ -332,7 +332,7 @@ func collectDuringDeliveries(t *testing.T, h *hub) {
 	t.Logf("%d collections", collections)
 }
 
-func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {
+func deliverAlternately(t *testing.T, h *hub, m fleet.Member) {
 	for i := range 60 {
 		b := testBundle(objects("race-marker", fmt.Sprint(i%2)))
 		b.SharedBy = i % 3
@@ -347,7 +347,7 @@ func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {
 		}
 		ref := group.Spec.ConfigurationItems[0].ContentRef
 		if err := h.admin.Get(t.Context(), client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &libv1beta1.ConfigurationBundle{}); err != nil {
-			t.Errorf("round %d: the group points at nothing: %v", i, err)
+			t.Errorf("round %d: the group refers to missing content: %v", i, err)
 			return
 		}
 	}

@@ -39,7 +39,7 @@ func pushFixture(*testing.T) fixture {
 
 func pullFixture(t *testing.T) fixture {
 	h := sharedHub(t)
-	f := fixture{transport: h.pull, engine: newMemberEngine(), member: h.member("pull")}
+	f := fixture{transport: h.pull, engine: newMemberEngine(), member: h.createMember("pull")}
 	h.startAgent(f.member, f.engine)
 	return f
 }
@@ -65,7 +65,7 @@ func objects(namesAndValues ...string) bundle.Item {
 
 func wantNames(t *testing.T, engine *memberEngine, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, engine.names()); diff != "" {
+	if diff := cmp.Diff(want, engine.listNames()); diff != "" {
 		t.Errorf("objects on the member (-want +got):\n%s", diff)
 	}
 }
@@ -102,7 +102,7 @@ func TestTransportDeliversAnUnchangedBundleOnce(t *testing.T) {
 			deliverUntil(t, f.transport, f.member, b, bundle.StateApplied)
 		}
 		if after := f.engine.writeCount(); after != before {
-			t.Errorf("%d writes for nothing", after-before)
+			t.Errorf("an unchanged bundle caused %d writes, want none", after-before)
 		}
 	})
 }
@@ -172,7 +172,7 @@ func TestTransportWithdrawsWithOrphan(t *testing.T) {
 
 func TestTransportDeliversLargeAndEmptyBundles(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
-		big := testBundle(objects("a", noise(1400<<10), "b", noise(2<<20)), bundle.Item{}, objects("c", noise(1<<20)))
+		big := testBundle(objects("a", randomText(1400<<10), "b", randomText(2<<20)), bundle.Item{}, objects("c", randomText(1<<20)))
 		deliverUntil(t, f.transport, f.member, big, bundle.StateApplied)
 		wantNames(t, f.engine, "a", "b", "c")
 		deliverUntil(t, f.transport, f.member, testBundle(), bundle.StateApplied)

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestSharedContentIsCreatedOnce writes the same bundle for twenty members at the same time, on a hub that takes a
-// second to answer.
+// TestSharedContentIsCreatedOnce writes the same bundle for twenty members concurrently, to a hub that responds after
+// one second.
 func TestSharedContentIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -50,8 +50,8 @@ func TestSharedContentIsCreatedOnce(t *testing.T) {
 	})
 }
 
-// TestEndedDeliveryDoesNotEndOthers ends the first of two deliveries that write the same content.
-func TestEndedDeliveryDoesNotEndOthers(t *testing.T) {
+// TestCanceledDeliveryDoesNotCancelOthers cancels the first of two deliveries that write the same content.
+func TestCanceledDeliveryDoesNotCancelOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithInterceptorFuncs(interceptor.Funcs{

@@ -29,7 +29,7 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 		t.Errorf("got %t and %+v, want %+v", ok, deployed.Releases, want)
 	}
 	if got, err := unpack(group, bundles); err != nil || cmp.Diff(b, got) != "" {
-		t.Errorf("the agent does not get the bundle: %v\n%s", err, cmp.Diff(b, got))
+		t.Errorf("the agent gets another bundle: %v\n%s", err, cmp.Diff(b, got))
 	}
 	removal := removeGroup(fleet.Member{Namespace: "eu", Name: "eu-1"}, bundle.Withdrawal{ID: b.ID}, group)
 	if deployed, _ := deployedOf(removal); deployed.Releases != nil {
@@ -41,8 +41,8 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 	}
 }
 
-// TestInvalidNamesAreNotListed lists bundles with names that the member chose. The hub proposes a command with the
-// names of summaries.
+// TestInvalidNamesAreNotListed lists bundles with names from the member. The hub uses the names of summaries in a
+// command that it proposes.
 func TestInvalidNamesAreNotListed(t *testing.T) {
 	t.Parallel()
 	engine := newMemberEngine()
@@ -64,8 +64,8 @@ func TestInvalidNamesAreNotListed(t *testing.T) {
 	}
 }
 
-// TestOutdatedReleasesAreOfTheCurrentGroup reports outdated releases of a group. A newer bundle and a newer report
-// end that.
+// TestOutdatedReleasesAreOfTheCurrentGroup reports outdated releases of a group. They are not listed any more after a
+// newer bundle or a newer report.
 func TestOutdatedReleasesAreOfTheCurrentGroup(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle(bundle.Item{Release: &bundle.Release{Namespace: "a", Name: "adopted", Inputs: "x", Revision: 1}}))

@@ -32,7 +32,7 @@ func secretObject(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// privateBundle has a Secret and a ConfigMap.
+// privateBundle returns a bundle with a Secret and a ConfigMap.
 func privateBundle(value string) bundle.Bundle {
 	return testBundle(bundle.Item{
 		Sensitive: true, OnlySecretsPrivate: true,
@@ -40,7 +40,7 @@ func privateBundle(value string) bundle.Bundle {
 	})
 }
 
-// announce writes the Lease of m's agent. The agent can decrypt content if announced is its holder identity.
+// announce writes the Lease of m's agent. The agent can decrypt content if announced equals holder.
 func (h *hub) announce(m fleet.Member, holder, announced string) {
 	h.t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name}}
@@ -51,8 +51,9 @@ func (h *hub) announce(m fleet.Member, holder, announced string) {
 	}
 }
 
-// readable returns the names of the objects of m's deliveries in which a user without rights on Secrets finds text.
-func (h *hub) readable(m fleet.Member, text string) []string {
+// readableNames returns the names of the objects of m's deliveries in which a user without permissions for Secrets
+// finds text.
+func (h *hub) readableNames(m fleet.Member, text string) []string {
 	h.t.Helper()
 	var names []string
 	bundles := &libv1beta1.ConfigurationBundleList{}
@@ -68,7 +69,7 @@ func (h *hub) readable(m fleet.Member, text string) []string {
 		}
 	}
 	for _, obj := range bundles.Items {
-		stream, _ := decompress(obj.Spec.Payload) // it fails if the payload is encrypted
+		stream, _ := decompress(obj.Spec.Payload) // fails if the payload is encrypted
 		obj.Spec.Payload = append(stream, obj.Spec.Payload...)
 		raw, err := json.Marshal(obj.ObjectMeta)
 		if err != nil || bytes.Contains(append(raw, obj.Spec.Payload...), []byte(text)) {
@@ -90,9 +91,9 @@ func (h *hub) rootKeySecret(m fleet.Member) *corev1.Secret {
 func TestPrivateContentIsEncrypted(t *testing.T) {
 	t.Parallel()
 	h := hubOfShard(t, "encryption")
-	m := h.member("sealed")
+	m := h.createMember("sealed")
 	h.announce(m, "pod-2", "pod-2")
-	big := privateBundle(password + noise(3<<20))
+	big := privateBundle(password + randomText(3<<20))
 	big.ID.Feature = "Helm"
 	bundles := []bundle.Bundle{privateBundle(password), big}
 	for _, b := range bundles {
@@ -100,11 +101,11 @@ func TestPrivateContentIsEncrypted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if names := h.readable(m, password); len(names) > 0 {
-		t.Errorf("the password can be read in %v", names)
+	if names := h.readableNames(m, password); len(names) > 0 {
+		t.Errorf("the password is readable in %v", names)
 	}
-	if names := h.readable(m, "public"); len(names) == 0 {
-		t.Error("other objects are encrypted, too")
+	if names := h.readableNames(m, "public"); len(names) == 0 {
+		t.Error("objects without secrets are encrypted")
 	}
 	if writes := h.requests.take("PATCH", "/secrets/"); len(writes) != 1 {
 		t.Errorf("the key was written by %v, want one request", writes)
@@ -114,7 +115,7 @@ func TestPrivateContentIsEncrypted(t *testing.T) {
 	for _, b := range bundles {
 		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		if got, _ := engine.record(b.ID); got.Items[0].Objects[0].Object["stringData"].(map[string]any)["password"] != b.Items[0].Objects[0].Object["stringData"].(map[string]any)["password"] {
-			t.Errorf("the agent got another %s", b.ID)
+			t.Errorf("the agent got another bundle for %s", b.ID)
 		}
 	}
 	if reads := log.take("/secrets"); len(reads) != 1 {
@@ -124,11 +125,11 @@ func TestPrivateContentIsEncrypted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if names := h.bundleNames(m); len(names) > 0 {
-		t.Errorf("content of provisioned groups stays: %v", names)
+		t.Errorf("content of provisioned groups is not deleted: %v", names)
 	}
 }
 
-// bundleNames returns the names of the content in m's delivery namespace.
+// bundleNames returns the names of the bundles in m's delivery namespace.
 func (h *hub) bundleNames(m fleet.Member) []string {
 	h.t.Helper()
 	list := &libv1beta1.ConfigurationBundleList{}
@@ -142,12 +143,12 @@ func (h *hub) bundleNames(m fleet.Member) []string {
 	return names
 }
 
-// TestContentFollowsTheVersionOfTheAgent delivers to an agent of an earlier version, which is upgraded before it
-// applies the content, and then replaced by the earlier version again.
+// TestContentFollowsTheVersionOfTheAgent delivers to an agent of an earlier version. The agent is upgraded before it
+// applies the content, and later downgraded to the earlier version.
 func TestContentFollowsTheVersionOfTheAgent(t *testing.T) {
 	t.Parallel()
 	h := hubOfShard(t, "agent-version")
-	m := h.member("aged")
+	m := h.createMember("aged")
 	b := privateBundle(password)
 	for _, step := range []struct {
 		holder, announced string
@@ -160,10 +161,10 @@ func TestContentFollowsTheVersionOfTheAgent(t *testing.T) {
 		if err := (&GarbageCollector{Transport: h.pull}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if names := h.readable(m, password); (len(names) > 0) != step.isReadable {
-			t.Errorf("with holder %s the password can be read in %v", step.holder, names)
+		if names := h.readableNames(m, password); (len(names) > 0) != step.isReadable {
+			t.Errorf("with holder %s the password is readable in %v", step.holder, names)
 		}
-		// A delivery that changes nothing writes nothing.
+		// A delivery without changes sends no writes.
 		h.requests.take()
 		if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
 			t.Fatal(err)
@@ -174,19 +175,20 @@ func TestContentFollowsTheVersionOfTheAgent(t *testing.T) {
 	}
 }
 
-// TestContentIsEncryptedForAFailedGroup: the agent is upgraded while a bundle fails, whose content stays on the hub.
+// TestContentIsEncryptedForAFailedGroup upgrades the agent while a bundle fails. The content of the bundle stays on the
+// hub.
 func TestContentIsEncryptedForAFailedGroup(t *testing.T) {
 	t.Parallel()
 	h := hubOfShard(t, "failed-group")
-	m := h.member("failing")
+	m := h.createMember("failing")
 	b := privateBundle(password)
 	engine := newMemberEngine()
 	engine.refuseObject("settings", "it is refused")
 	_, stop := h.startAgent(m, engine)
 	deliverUntil(t, h.pull, m, b, bundle.StateFailed)
 	stop()
-	if names := h.readable(m, password); len(names) == 0 {
-		t.Fatal("there is no content that is not encrypted")
+	if names := h.readableNames(m, password); len(names) == 0 {
+		t.Fatal("no unencrypted content on the hub")
 	}
 	h.announce(m, "pod-2", "pod-2")
 	if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
@@ -195,12 +197,12 @@ func TestContentIsEncryptedForAFailedGroup(t *testing.T) {
 	if err := (&GarbageCollector{Transport: h.pull}).Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if names := h.readable(m, password); len(names) > 0 {
-		t.Errorf("after the upgrade of the agent the password can be read in %v", names)
+	if names := h.readableNames(m, password); len(names) > 0 {
+		t.Errorf("after the upgrade of the agent the password is readable in %v", names)
 	}
 }
 
-// TestLostKeyIsWrittenAgain: the Secret with the key is deleted, or has another key, while content waits for the agent.
+// TestLostKeyIsWrittenAgain deletes or changes the Secret with the key while content waits for the agent.
 func TestLostKeyIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(*hub, *corev1.Secret) error{
@@ -213,7 +215,7 @@ func TestLostKeyIsWrittenAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := sharedHub(t)
-			m := h.member("lost")
+			m := h.createMember("lost")
 			h.announce(m, "pod-2", "pod-2")
 			b := privateBundle(password)
 			if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
@@ -228,11 +230,11 @@ func TestLostKeyIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestContentOfAFormerRegistration: content waits for an agent whose cluster is registered again, with another key.
+// TestContentOfAFormerRegistration registers a cluster again, with another key, while content waits for its agent.
 func TestContentOfAFormerRegistration(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("again")
+	m := h.createMember("again")
 	h.announce(m, "pod-2", "pod-2")
 	b := privateBundle(password)
 	if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
@@ -246,16 +248,16 @@ func TestContentOfAFormerRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Equal(h.rootKeySecret(m).Data[keyField], before.Data[keyField]) {
-		t.Error("the key is the one of the former registration")
+		t.Error("the key of the former registration is still in use")
 	}
 	h.startAgent(m, newMemberEngine())
 	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 }
 
-func TestKeyIsNotWrittenIntoASecretOfOthers(t *testing.T) {
+func TestKeyIsNotWrittenIntoForeignSecret(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("taken")
+	m := h.createMember("taken")
 	h.announce(m, "pod-2", "pod-2")
 	own := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: fleet.ContentKeySecret(m.Name)},
@@ -270,7 +272,7 @@ func TestKeyIsNotWrittenIntoASecretOfOthers(t *testing.T) {
 		t.Errorf("content without a key was written: %v", names)
 	}
 	if got := h.rootKeySecret(m).Data; len(got) != 1 {
-		t.Errorf("the Secret has %d fields, want its own", len(got))
+		t.Errorf("the Secret has %d fields, want only the fields of its owner", len(got))
 	}
 }
 
@@ -278,13 +280,13 @@ func TestKeyIsNotWrittenIntoASecretOfOthers(t *testing.T) {
 func TestEncryptedContentIsAuthentic(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m, neighbour := h.member("victim"), h.member("thief")
+	m, neighbour := h.createMember("victim"), h.createMember("thief")
 	h.announce(m, "pod-2", "pod-2")
 	b := testBundle(bundle.Item{Sensitive: true, Objects: []*unstructured.Unstructured{secretObject("login", password)}})
 	if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
 		t.Fatal(err)
 	}
-	group := h.group(m, b.ID)
+	group := h.getGroup(m, b.ID)
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: h.bundleNames(m)[0]}
 	for name, change := range map[string]func(*libv1beta1.ConfigurationBundle){
 		"payload":       func(c *libv1beta1.ConfigurationBundle) { c.Spec.Payload[20]++ },
@@ -325,11 +327,11 @@ func TestEncryptedContentIsAuthentic(t *testing.T) {
 	}
 }
 
-// TestDeliveriesWaitForOneKey delivers concurrently: the key is written once.
+// TestDeliveriesWaitForOneKey delivers concurrently, and checks that the key is written once.
 func TestDeliveriesWaitForOneKey(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("crowd")
+	m := h.createMember("crowd")
 	h.announce(m, "pod-2", "pod-2")
 	results := make(chan error)
 	for _, feature := range []string{"Resources", "Helm", "Kustomize"} {

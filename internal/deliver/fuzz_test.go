@@ -25,7 +25,7 @@ import (
 	"github.com/towline/towline/test/fuzzing"
 )
 
-// FuzzDecompress reads payloads of others, and its own.
+// FuzzDecompress reads foreign payloads, and payloads of compress.
 func FuzzDecompress(f *testing.F) {
 	c, err := newChunker()
 	if err != nil {
@@ -58,8 +58,8 @@ func FuzzDecompress(f *testing.F) {
 	})
 }
 
-// FuzzDecodeBundle reads chunks with any header and documents. Content with the hash of the group is decoded or refused
-// as corrupt, and other content is refused.
+// FuzzDecodeBundle decodes chunks with any header and documents. Content with the hash of the group is decoded or
+// refused as corrupt; other content is refused.
 func FuzzDecodeBundle(f *testing.F) {
 	c, err := newChunker()
 	if err != nil {
@@ -80,7 +80,7 @@ func FuzzDecodeBundle(f *testing.F) {
 			}{{firstHead, first}, {secondHead, second}} {
 				payload, ok := c.compress(part.stream)
 				if !ok || part.head == "" {
-					t.Skip("such a part is not sent")
+					t.Skip("the agent does not get such a chunk")
 				}
 				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationHeader: part.head}}}
 				obj.Spec.Payload = payload
@@ -120,10 +120,10 @@ func FuzzBundlesRoundTrip(f *testing.F) {
 	f.Fuzz(func(t *testing.T, manifest []byte, notes, values string) {
 		objects, err := kube.DecodeManifest(manifest)
 		if err != nil {
-			t.Skip("it is no manifest")
+			t.Skip("not a manifest")
 		}
 		item := bundle.Item{Objects: objects}
-		// The hub reads both as JSON from a child process: they are UTF-8.
+		// The hub reads both texts as JSON from a child process, so they are UTF-8.
 		notes = strings.ToValidUTF8(notes, "\uFFFD")
 		if json.Valid([]byte(values)) && utf8.ValidString(values) {
 			item.Release = &bundle.Release{Name: "a", Namespace: "b", Data: bundle.ReleaseData{Notes: notes, Values: json.RawMessage(values)}}
@@ -145,7 +145,7 @@ func FuzzBundlesRoundTrip(f *testing.F) {
 	})
 }
 
-// FuzzDecodeForeignBundle reads the resources of a ConfigurationBundle that another hub wrote.
+// FuzzDecodeForeignBundle decodes the resources of a ConfigurationBundle of another hub.
 func FuzzDecodeForeignBundle(f *testing.F) {
 	f.Add("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n", `{"apiVersion":"v1","kind":"List","items":[]}`, []byte{})
 	f.Add("a: &a [x, x]\nb: [*a, *a]\n", "{", []byte{1})
@@ -165,8 +165,8 @@ func FuzzDecodeForeignBundle(f *testing.F) {
 	})
 }
 
-// FuzzDecodeGroup reads groups of others, and outlines of bundles. An accepted bundle of Towline has the digest of its
-// group.
+// FuzzDecodeGroup decodes groups of other hubs, and outlines of bundles. An accepted bundle of Towline has the digest
+// of its group.
 func FuzzDecodeGroup(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"annotations":{"towline.dev/bundle":"{}"}},"spec":{"requestorHash":"AA=="}}`))
 	f.Add([]byte(`{"metadata":{"annotations":{"towline.dev/bundle":"{\"Items\":[{},{}],\"releases\":[{\"Name\":\"a\"}]}"}},"status":{"failureMessage":"a\nb"}}`))
@@ -189,7 +189,7 @@ func FuzzDecodeGroup(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		group := &libv1beta1.ConfigurationGroup{}
 		if json.Unmarshal(raw, group) != nil {
-			t.Skip("the API server does not return it")
+			t.Skip("the API server does not return such a group")
 		}
 		fuzzing.Within(t, 64<<20+uint64(len(raw))*2000, func() {
 			b, err := (&decoder{}).result(group)
@@ -207,8 +207,8 @@ func FuzzDecodeGroup(f *testing.F) {
 	})
 }
 
-// FuzzUnrequested reads the bundles that an agent lists on its Lease. The list is bounded, has each ID once and only
-// names of objects, and an agent can only set the fields that AgentSource.Unrequested sends.
+// FuzzUnrequested decodes the bundles that an agent lists on its Lease. The list is limited, has each ID once and only
+// valid names of objects. An agent can only set the fields that AgentSource.Unrequested sends.
 func FuzzUnrequested(f *testing.F) {
 	const entry = `{"id":{"requestorKind":"ClusterSummary","requestorName":"left","feature":"Helm"},"owner":{"kind":"Profile","name":"eu/left","tier":100},"hub":"uid","removing":true,"leave":true}`
 	f.Add("[" + entry + "]")
@@ -276,6 +276,6 @@ func checkUnrequested(t *testing.T, d bundle.Deployed) {
 		}
 	}
 	if !cmp.Equal(d, bundle.Deployed{ID: d.ID, Owner: d.Owner, Hub: d.Hub, Removing: d.Removing, Orphan: d.Orphan}) {
-		t.Errorf("the agent has set more than it may: %+v", d)
+		t.Errorf("the agent has set fields of the hub: %+v", d)
 	}
 }

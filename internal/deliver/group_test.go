@@ -6,14 +6,14 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// TestDeletedGroupIsCreated writes a group of which the cache has a version that was deleted a moment ago.
+// TestDeletedGroupIsCreated writes a group that was deleted a moment ago and is still in the cache.
 func TestDeletedGroupIsCreated(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("deleted")
+	m := h.createMember("deleted")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, m, b)
-	deleted := h.group(m, b.ID)
+	deleted := h.getGroup(m, b.ID)
 	if err := h.pull.deleteGroup(t.Context(), deleted); err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestDeletedGroupIsCreated(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := h.pull.writeGroup(t.Context(), deleted, want)
-	if err != nil || got.UID == deleted.UID || h.group(m, b.ID).UID != got.UID {
+	if err != nil || got.UID == deleted.UID || h.getGroup(m, b.ID).UID != got.UID {
 		t.Errorf("got %v, %v, want another group", got, err)
 	}
 }

@@ -32,14 +32,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// memberEngine is a member in memory. Its objects and records stay after a restart of the agent, as in a cluster.
+// memberEngine is an Engine with the member in memory. Its objects and records stay after a restart of the agent.
 type memberEngine struct {
 	mu      sync.Mutex
 	records map[bundle.ID]bundle.Bundle
-	// objects maps names to the data they were applied with; writes counts changes to it.
+	// objects maps the names of objects to their applied JSON; writes counts the changes.
 	objects map[string]string
 	writes  int
-	// refuse makes the object of that name fail with this reason.
+	// refuse maps the names of objects that fail to the reason.
 	refuse map[string]string
 }
 
@@ -120,7 +120,7 @@ func (e *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, err
 	return all, nil
 }
 
-// record returns the bundle that was last applied for id.
+// record returns the last applied bundle of id.
 func (e *memberEngine) record(id bundle.ID) (b bundle.Bundle, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +134,7 @@ func (e *memberEngine) refuseObject(name, reason string) {
 	e.refuse[name] = reason
 }
 
-func (e *memberEngine) names() []string {
+func (e *memberEngine) listNames() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var names []string
@@ -151,12 +151,12 @@ func (e *memberEngine) writeCount() int {
 	return e.writes
 }
 
-// requests counts and logs the requests of a client, and lets a test make requests fail.
+// requests is a transport that logs the requests of a client, and lets a test make requests fail.
 type requests struct {
 	mu   sync.Mutex
 	log  []string
 	fail func(request *http.Request) bool
-	// succeeded are the requests in log without those that fail, or are answered with an error.
+	// succeeded has the requests of log with a successful response.
 	succeeded []string
 }
 
@@ -235,8 +235,8 @@ type hub struct {
 
 func sharedHub(t *testing.T) *hub { t.Helper(); return newHub(t, localkube.Shared(t)) }
 
-// hubOfShard returns the shared hub with the transport of a shard. A collector that a test runs on the shared hub
-// deletes the content of its own shard only: it does not know the running deliveries of the other tests.
+// hubOfShard returns the shared hub with the transport of a shard. A collector on the shared hub must only delete the
+// content of its own shard, because it does not know the running deliveries of other tests.
 func hubOfShard(t *testing.T, shard fleet.Shard) *hub {
 	t.Helper()
 	h := sharedHub(t)
@@ -248,12 +248,12 @@ func hubOfShard(t *testing.T, shard fleet.Shard) *hub {
 func newHub(t *testing.T, plane *localkube.Plane) *hub {
 	t.Helper()
 	h := &hub{t: t, plane: plane, admin: clientFor(t, plane.Config), requests: &requests{}}
-	h.install()
+	h.installCRDs()
 	h.restart()
 	return h
 }
 
-// restart replaces the PullTransport by a new one.
+// restart replaces the PullTransport by a new PullTransport, like a restart of the hub.
 func (h *hub) restart() {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
@@ -273,9 +273,9 @@ func clientFor(t *testing.T, config *rest.Config) client.WithWatch {
 	return c
 }
 
-// install creates the namespace of shared content and the CustomResourceDefinitions, and waits until they are served.
-// Tests may call it concurrently.
-func (h *hub) install() {
+// installCRDs creates the namespace of shared content and the CustomResourceDefinitions, and waits until they are
+// served. Tests may call it concurrently.
+func (h *hub) installCRDs() {
 	h.t.Helper()
 	h.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}})
 	for _, plural := range []string{"configurationgroups", "configurationbundles"} {
@@ -301,8 +301,8 @@ func (h *hub) create(obj client.Object) {
 	}
 }
 
-// member registers a pull-mode member with its own delivery namespace.
-func (h *hub) member(name string) fleet.Member {
+// createMember registers a pull-mode member with its own delivery namespace.
+func (h *hub) createMember(name string) fleet.Member {
 	h.t.Helper()
 	namespace := h.plane.Namespace(h.t, name)
 	h.claim(namespace, name)
@@ -327,7 +327,7 @@ func (h *hub) member(name string) fleet.Member {
 	return fleet.Member{Type: fleet.TypeSveltos, Namespace: namespace, Name: name, Mode: fleet.Pull, DeliveryNamespace: namespace}
 }
 
-// claim writes the claim on a delivery namespace, as a registration does.
+// claim writes the claim on a delivery namespace, like a registration.
 func (h *hub) claim(namespace, holder string) {
 	h.t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -353,7 +353,7 @@ func (h *hub) startAgentOn(config *rest.Config, m fleet.Member, engine *memberEn
 	ctx, cancel := context.WithCancel(h.t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- agentSource.Run(ctx, 2, func(ctx context.Context, d Delivery) error { return handle(ctx, agentSource, engine, d) })
+		ended <- agentSource.Run(ctx, 2, func(ctx context.Context, d Delivery) error { return handleDelivery(ctx, agentSource, engine, d) })
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -365,8 +365,8 @@ func (h *hub) startAgentOn(config *rest.Config, m fleet.Member, engine *memberEn
 	return log, stop
 }
 
-// handle handles a delivery as an agent does.
-func handle(ctx context.Context, agentSource *AgentSource, engine *memberEngine, d Delivery) error {
+// handleDelivery handles a delivery like an agent.
+func handleDelivery(ctx context.Context, agentSource *AgentSource, engine *memberEngine, d Delivery) error {
 	if d.Remove {
 		if _, err := engine.Withdraw(ctx, d.Withdrawal()); err != nil {
 			return err
@@ -403,8 +403,8 @@ func handle(ctx context.Context, agentSource *AgentSource, engine *memberEngine,
 	return nil
 }
 
-// bundles lists the names of the ConfigurationBundles in namespace whose content has this marker.
-func (h *hub) bundles(namespace, marker string) []string {
+// listBundles lists the names of the ConfigurationBundles in namespace whose content contains marker.
+func (h *hub) listBundles(namespace, marker string) []string {
 	h.t.Helper()
 	list := &libv1beta1.ConfigurationBundleList{}
 	if err := h.admin.List(h.t.Context(), list, client.InNamespace(namespace)); err != nil {
@@ -430,7 +430,7 @@ func (h *hub) deleteBundles(namespace string) {
 	}
 }
 
-func (h *hub) group(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
+func (h *hub) getGroup(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup {
 	h.t.Helper()
 	group := &libv1beta1.ConfigurationGroup{}
 	if err := h.admin.Get(h.t.Context(), client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}, group); err != nil {
@@ -439,7 +439,7 @@ func (h *hub) group(m fleet.Member, id bundle.ID) *libv1beta1.ConfigurationGroup
 	return group
 }
 
-// eventually tries check again until it returns nil, and fails the test after a minute.
+// eventually calls check until it returns nil, and fails the test after 4 minutes.
 func eventually(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	var last error

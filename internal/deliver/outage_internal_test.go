@@ -19,20 +19,20 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// failingHub has one group. Requests fail with the result of failure, if that is not nil.
+// failingHub has one group. Requests fail if failure returns an error.
 type failingHub struct {
 	client.WithWatch
 	group   *libv1beta1.ConfigurationGroup
 	failure func() error
 
 	mu    sync.Mutex // guards the fields below
-	lists int        // without those that detect a restored hub
+	lists int        // without the lists of kube.DetectRestore
 	watch *watch.FakeWatcher
-	// versions are those from which watches began.
+	// versions has the resource versions from which watches began.
 	versions []string
 }
 
-// IsWatchListSemanticsUnSupported makes the reflector list.
+// IsWatchListSemanticsUnSupported makes the reflector use List.
 func (*failingHub) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (h *failingHub) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
@@ -61,14 +61,14 @@ func (h *failingHub) Watch(_ context.Context, _ client.ObjectList, opts ...clien
 	return h.watch, nil
 }
 
-// TestOverloadedHubGetsFewRequests lets requests fail with errors of a starting API server, long after an outage.
+// TestOverloadedHubGetsFewRequests makes requests fail with errors of a starting API server, long after an outage.
 func TestOverloadedHubGetsFewRequests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroupStore()
 		defer g.queue.ShutDown()
 		overloaded := fmt.Errorf("report: %w", markUnavailable(apierrors.NewTooManyRequestsError("busy")))
-		gone := fmt.Errorf("report: %w", markUnavailable(&net.OpError{Op: "dial", Err: errors.New("connection refused")}))
+		refused := fmt.Errorf("report: %w", markUnavailable(&net.OpError{Op: "dial", Err: errors.New("connection refused")}))
 		last := func(failure error) (delay time.Duration) {
 			for range 20 {
 				delay = g.retryDelay("group", failure)
@@ -78,7 +78,7 @@ func TestOverloadedHubGetsFewRequests(t *testing.T) {
 		if delay := last(overloaded); delay != retryLast {
 			t.Errorf("without an outage, the delay grows to %s, want %s", delay, retryLast)
 		}
-		if delay := last(gone); delay > 10*time.Second {
+		if delay := last(refused); delay > 10*time.Second {
 			t.Errorf("in an outage, the delay grows to %s, want 10 s", delay)
 		}
 		if delay := last(overloaded); delay > 10*time.Second {
@@ -91,9 +91,9 @@ func TestOverloadedHubGetsFewRequests(t *testing.T) {
 	})
 }
 
-// TestAgentSourceWorksSoonAfterAnOutage ends the watch of an agent, and lets its reports fail, for longer than the
-// delay of a delivery that fails on the member grows. Then the API server forbids all requests for some seconds.
-func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
+// TestAgentSourceRecoversSoonAfterAnOutage ends the watch of an agent and makes its reports fail, until the retry delay
+// of a delivery that fails on the member is at its maximum. Then the API server forbids all requests for some seconds.
+func TestAgentSourceRecoversSoonAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle(objects("a", "1")))
 	group.ResourceVersion = "5"
@@ -114,9 +114,9 @@ func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() {
-			_ = source.Run(ctx, 1, func(_ context.Context, d Delivery) error { // it ends with ctx
+			_ = source.Run(ctx, 1, func(_ context.Context, d Delivery) error { // ends with ctx
 				if time.Now().Before(outage) {
-					return errors.New("the member is not ready") // the report follows during the outage
+					return errors.New("the member is not ready") // the agent reports it during the outage
 				}
 				if err := hub.failure(); err != nil {
 					return fmt.Errorf("report %s: %w", d.ID, markUnavailable(err))
@@ -144,8 +144,8 @@ func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
 	})
 }
 
-// TestStatusChangeDuringReportQueuesGroup has another client that changes the status after the agent has written it,
-// for example a killed agent with a late request. Its event arrives before the response to the agent.
+// TestStatusChangeDuringReportQueuesGroup changes the status as another client after the report of the agent, for
+// example as a killed agent with a late request. The event arrives before the response to the agent.
 func TestStatusChangeDuringReportQueuesGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -180,9 +180,9 @@ func TestStatusChangeDuringReportQueuesGroup(t *testing.T) {
 	}
 }
 
-// TestApplyingGroupsAreHandledAgain has groups that nobody changes. One that is reported as being applied is handled
-// again, since the end of the run may have been missed.
-func TestApplyingGroupsAreHandledAgain(t *testing.T) {
+// TestApplyingGroupsAreHandledRepeatedly has groups without changes. A group that is reported as applying is handled
+// again, because the agent may have missed the end of the run.
+func TestApplyingGroupsAreHandledRepeatedly(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[libv1beta1.FeatureStatus]int{
 		libv1beta1.FeatureStatusProvisioning: 4, libv1beta1.FeatureStatusProvisioned: 1, libv1beta1.FeatureStatusFailed: 1,
@@ -194,7 +194,7 @@ func TestApplyingGroupsAreHandledAgain(t *testing.T) {
 			var handled atomic.Int32
 			ctx, stop := context.WithTimeout(t.Context(), 3*resyncInterval+time.Second)
 			defer stop()
-			_ = source.Run(ctx, 1, func(context.Context, Delivery) error { // it ends with ctx
+			_ = source.Run(ctx, 1, func(context.Context, Delivery) error { // ends with ctx
 				handled.Add(1)
 				return nil
 			})

@@ -35,7 +35,7 @@ func mustDeliver(t *testing.T, transport Transport, m fleet.Member, b bundle.Bun
 func TestGroupHasTheFieldsOfSveltos(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("surface")
+	m := h.createMember("surface")
 	b := testBundle(objects("a", "1"), objects("b", "1"))
 	b.Options.ContinueOnConflict = true
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/spec/replicas"}, Target: &libv1beta1.PatchSelector{Kind: "Deployment"}}}
@@ -43,7 +43,7 @@ func TestGroupHasTheFieldsOfSveltos(t *testing.T) {
 	if want := (bundle.Report{ID: b.ID, State: bundle.StatePending}); !cmp.Equal(want, report) {
 		t.Errorf("first report: got %+v, want %+v", report, want)
 	}
-	group := h.group(m, b.ID)
+	group := h.getGroup(m, b.ID)
 	digest, _ := b.Digest()
 	spec := group.Spec
 	if spec.Action != libv1beta1.ActionDeploy || spec.UpdatePhase != libv1beta1.UpdatePhaseReady || spec.SourceStatus != libv1beta1.SourceActive ||
@@ -62,15 +62,16 @@ func TestGroupHasTheFieldsOfSveltos(t *testing.T) {
 	}
 }
 
-// TestGroupNamesTheServiceAccount: agents that do not know the field refuse the group, and a withdrawal has it, too.
+// TestGroupNamesTheServiceAccount checks that agents that do not know the field refuse the group, and that a withdrawal
+// has the field.
 func TestGroupNamesTheServiceAccount(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("account")
+	m := h.createMember("account")
 	b := testBundle(objects("a", "1"))
 	b.Options.ServiceAccount = "team/deployer"
 	mustDeliver(t, h.pull, m, b)
-	group := h.group(m, b.ID)
+	group := h.getGroup(m, b.ID)
 	if got := group.Spec.ServiceAccountNamespace + "/" + group.Spec.ServiceAccountName; got != b.Options.ServiceAccount {
 		t.Errorf("got ServiceAccount %s in the group, want %s", got, b.Options.ServiceAccount)
 	}
@@ -83,7 +84,7 @@ func TestGroupNamesTheServiceAccount(t *testing.T) {
 		if _, err := h.pull.Withdraw(t.Context(), m, w); err != nil {
 			t.Fatal(err)
 		}
-		d, _ := newDelivery(h.group(m, b.ID))
+		d, _ := newDelivery(h.getGroup(m, b.ID))
 		if got, want := d.Withdrawal().ServiceAccount, gocmp.Or(w.ServiceAccount, b.Options.ServiceAccount); got != want {
 			t.Errorf("the agent withdraws as %q, want %q", got, want)
 		}
@@ -93,7 +94,7 @@ func TestGroupNamesTheServiceAccount(t *testing.T) {
 func TestRedeliveryWritesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("again")
+	m := h.createMember("again")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, m, b)
 	h.requests.take()
@@ -115,16 +116,15 @@ func TestRedeliveryWritesNothing(t *testing.T) {
 	}
 }
 
-// TestInputsAreRefreshed delivers a bundle that was built again from other inputs, for example after an upgrade of the
-// hub, with the same result.
+// TestInputsAreRefreshed delivers an equal bundle with other inputs, for example after an upgrade of the hub.
 func TestInputsAreRefreshed(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("inputs")
+	m := h.createMember("inputs")
 	b := testBundle(objects("a", "1"))
 	b.Inputs = "one"
 	mustDeliver(t, h.pull, m, b)
-	before := h.group(m, b.ID)
+	before := h.getGroup(m, b.ID)
 	for _, step := range []struct {
 		inputs, want string
 		writes       int
@@ -139,7 +139,7 @@ func TestInputsAreRefreshed(t *testing.T) {
 			t.Errorf("inputs %q: got %q, %t, %v, want %q", step.inputs, found.Inputs, ok, err, step.want)
 		}
 	}
-	if diff := cmp.Diff(before.Spec, h.group(m, b.ID).Spec); diff != "" || before.Generation != h.group(m, b.ID).Generation {
+	if diff := cmp.Diff(before.Spec, h.getGroup(m, b.ID).Spec); diff != "" || before.Generation != h.getGroup(m, b.ID).Generation {
 		t.Errorf("the spec has changed (-before +after):\n%s", diff)
 	}
 	changed := testBundle(objects("a", "2"))
@@ -152,7 +152,7 @@ func TestInputsAreRefreshed(t *testing.T) {
 func TestRequestsPerChange(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("cost")
+	m := h.createMember("cost")
 	agent, _ := h.startAgent(m, newMemberEngine())
 	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
 	h.requests.take()
@@ -164,7 +164,7 @@ func TestRequestsPerChange(t *testing.T) {
 	if len(hubWrites) != 2 || len(agentLog) != 3 {
 		t.Errorf("got %d writes of the hub and %d requests of the agent, want 2 (bundle, group) and 3 (bundle, and the reports of the start, as for a Helm release, and of the result)", len(hubWrites), len(agentLog))
 	}
-	if fields := h.group(m, testBundle().ID).ManagedFields; len(fields) > 0 {
+	if fields := h.getGroup(m, testBundle().ID).ManagedFields; len(fields) > 0 {
 		t.Errorf("got %d managed fields of the group, want none after a change and a report", len(fields))
 	}
 }
@@ -172,7 +172,7 @@ func TestRequestsPerChange(t *testing.T) {
 func TestCrashBetweenContentAndGroup(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("crash")
+	m := h.createMember("crash")
 	engine := newMemberEngine()
 	h.startAgent(m, engine)
 	old := testBundle(objects("a", "1"))
@@ -184,10 +184,10 @@ func TestCrashBetweenContentAndGroup(t *testing.T) {
 	if _, err := h.pull.Deliver(t.Context(), m, fresh); !errors.Is(err, errCrash) {
 		t.Fatalf("got error %v, want %v", err, errCrash)
 	}
-	if found := h.bundles(m.DeliveryNamespace, "crash-marker"); len(found) != 1 {
+	if found := h.listBundles(m.DeliveryNamespace, "crash-marker"); len(found) != 1 {
 		t.Errorf("bundles before the group: got %v, want 1", found)
 	}
-	if digest, _ := old.Digest(); bundle.DigestFromBytes(h.group(m, old.ID).Spec.RequestorHash) != digest {
+	if digest, _ := old.Digest(); bundle.DigestFromBytes(h.getGroup(m, old.ID).Spec.RequestorHash) != digest {
 		t.Error("the group changed before the crash")
 	}
 	h.requests.failIf(nil)
@@ -199,7 +199,7 @@ func TestCrashBetweenContentAndGroup(t *testing.T) {
 func TestCrashBetweenTwoBundles(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("crash")
+	m := h.createMember("crash")
 	created := 0
 	h.requests.failIf(func(r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "configurationbundles") && r.Method == http.MethodPost {
@@ -226,7 +226,7 @@ func TestCrashBetweenTwoBundles(t *testing.T) {
 func TestMissingContentIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("missing")
+	m := h.createMember("missing")
 	b := testBundle(objects("a", "1"), objects("b", "1"))
 
 	mustDeliver(t, h.pull, m, b)
@@ -237,13 +237,13 @@ func TestMissingContentIsWrittenAgain(t *testing.T) {
 	wantNames(t, first, "a", "b")
 	stop()
 
-	// The member is set up anew, under its old name, long after its content went from the hub.
+	// Another member gets the name, long after the content was deleted on the hub.
 	h.deleteBundles(m.DeliveryNamespace)
 	h.restart()
 	second := newMemberEngine()
 	h.startAgent(m, second)
-	eventually(t, "the agent misses the content", func(context.Context) error {
-		if report := ReportOf(h.group(m, b.ID)); report.State != bundle.StateMissing {
+	eventually(t, "the agent reports missing content", func(context.Context) error {
+		if report := ReportOf(h.getGroup(m, b.ID)); report.State != bundle.StateMissing {
 			return fmt.Errorf("report is %+v", report)
 		}
 		return nil
@@ -255,18 +255,18 @@ func TestMissingContentIsWrittenAgain(t *testing.T) {
 func TestRestartedHubWritesUnfetchedContent(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("restart")
+	m := h.createMember("restart")
 	b := testBundle(objects("restart-marker", "1"))
 	mustDeliver(t, h.pull, m, b)
-	generation := h.group(m, b.ID).Generation
+	generation := h.getGroup(m, b.ID).Generation
 	h.deleteBundles(m.DeliveryNamespace)
 	h.restart()
 	mustDeliver(t, h.pull, m, b)
-	if found := h.bundles(m.DeliveryNamespace, "restart-marker"); len(found) != 1 {
+	if found := h.listBundles(m.DeliveryNamespace, "restart-marker"); len(found) != 1 {
 		t.Errorf("bundles: got %v, want 1", found)
 	}
-	if got := h.group(m, b.ID).Generation; got != generation {
-		t.Errorf("the group was written, too: generation %d, was %d", got, generation)
+	if got := h.getGroup(m, b.ID).Generation; got != generation {
+		t.Errorf("the group was written again: generation %d, was %d", got, generation)
 	}
 }
 
@@ -279,17 +279,17 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 	private.Sensitive = true
 	b := testBundle(objects("shared-marker-public", "1"), private, bundle.Item{Objects: []*unstructured.Unstructured{secret}})
 	b.SharedBy = 2
-	members := []fleet.Member{h.member("one"), h.member("two")}
+	members := []fleet.Member{h.createMember("one"), h.createMember("two")}
 	for i, m := range members {
-		// Each member has a summary of its own.
+		// Each member has its own summary.
 		b.ID.RequestorName = fmt.Sprintf("summary-%d", i)
 		mustDeliver(t, h.pull, m, b)
 	}
-	if found := h.bundles(kube.AgentNamespace, "shared-marker"); len(found) != 1 {
+	if found := h.listBundles(kube.AgentNamespace, "shared-marker"); len(found) != 1 {
 		t.Errorf("shared bundles: got %v, want the public one", found)
 	}
 	for i, m := range members {
-		if found := h.bundles(m.DeliveryNamespace, "shared-marker"); len(found) != 2 {
+		if found := h.listBundles(m.DeliveryNamespace, "shared-marker"); len(found) != 2 {
 			t.Errorf("bundles of %s: got %v, want the two private ones", m.Name, found)
 		}
 		engine := newMemberEngine()
@@ -299,12 +299,12 @@ func TestSharedContentIsStoredOnce(t *testing.T) {
 		wantNames(t, engine, "shared-marker-private", "shared-marker-public", "shared-marker-secret")
 	}
 	shared := &libv1beta1.ConfigurationBundle{}
-	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: h.bundles(kube.AgentNamespace, "shared-marker")[0]}
+	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: h.listBundles(kube.AgentNamespace, "shared-marker")[0]}
 	if err := h.admin.Get(t.Context(), name, shared); err != nil {
 		t.Fatal(err)
 	}
 	if raw := fmt.Sprint(shared.Labels, shared.Annotations); strings.Contains(raw, "one") || strings.Contains(raw, "summary-") {
-		t.Errorf("the shared bundle tells who gets it: %s", raw)
+		t.Errorf("the shared bundle names a member: %s", raw)
 	}
 }
 
@@ -324,34 +324,34 @@ func TestOnlySecretsArePrivate(t *testing.T) {
 	b := testBundle(item)
 	b.SharedBy = 2
 	for _, name := range []string{"split-one", "split-two"} {
-		m, engine := h.member(name), newMemberEngine()
+		m, engine := h.createMember(name), newMemberEngine()
 		b.ID.RequestorName = name
 		mustDeliver(t, h.pull, m, b)
-		if found := h.bundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
+		if found := h.listBundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
 			t.Errorf("bundles of %s: got %v, want the one with the Secret", name, found)
 		}
 		h.startAgent(m, engine)
 		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
 		wantNames(t, engine, want...)
 	}
-	if found := h.bundles(kube.AgentNamespace, "split-marker"); len(found) != 2 {
+	if found := h.listBundles(kube.AgentNamespace, "split-marker"); len(found) != 2 {
 		t.Errorf("shared bundles: got %v, want those before and after the Secret", found)
 	}
-	// The same content from a Secret is private as a whole.
+	// If the content is from a Secret, all of it is private.
 	item.OnlySecretsPrivate = false
 	b = testBundle(item)
 	b.SharedBy = 2
-	m := h.member("split-private")
+	m := h.createMember("split-private")
 	mustDeliver(t, h.pull, m, b)
-	if found := h.bundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
+	if found := h.listBundles(m.DeliveryNamespace, "split-marker"); len(found) != 1 {
 		t.Errorf("private content: got bundles %v, want one", found)
 	}
 }
 
-func TestAgentWithItsInventoryFetchesNothing(t *testing.T) {
+func TestAgentWithInventoryFetchesOnlyNewBundles(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("reconnect")
+	m := h.createMember("reconnect")
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
@@ -375,16 +375,16 @@ func TestAgentWithItsInventoryFetchesNothing(t *testing.T) {
 func TestDeletedGroupRemovesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("vanish")
+	m := h.createMember("vanish")
 	engine := newMemberEngine()
 	h.startAgent(m, engine)
 	b, other := testBundle(objects("a", "1")), testBundle(objects("b", "1"))
 	other.ID.Feature = "Helm"
 	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
-	if err := h.admin.Delete(t.Context(), h.group(m, b.ID)); err != nil {
+	if err := h.admin.Delete(t.Context(), h.getGroup(m, b.ID)); err != nil {
 		t.Fatal(err)
 	}
-	// Once a later delivery has arrived, the agent has seen the deletion.
+	// After a later delivery, the agent has received the event of the deletion.
 	deliverUntil(t, h.pull, m, other, bundle.StateApplied)
 	wantNames(t, engine, "a", "b")
 	deliverUntil(t, h.pull, m, b, bundle.StateApplied)
@@ -394,7 +394,7 @@ func TestDeletedGroupRemovesNothing(t *testing.T) {
 func TestWithdrawalWaitsForTheAgent(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("withdraw")
+	m := h.createMember("withdraw")
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
@@ -405,7 +405,7 @@ func TestWithdrawalWaitsForTheAgent(t *testing.T) {
 			t.Fatalf("without the agent: got %v and %v, want not done", done, err)
 		}
 	}
-	// The profile matches again before the agent is back: nothing is removed.
+	// The profile matches again before the agent runs again: no objects are removed.
 	if report := mustDeliver(t, h.pull, m, b); report.State != bundle.StatePending {
 		t.Errorf("report: got %+v, want Pending", report)
 	}
@@ -422,7 +422,7 @@ func TestWithdrawalWaitsForTheAgent(t *testing.T) {
 func TestWithdrawalDoesNotTrustACache(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("stale")
+	m := h.createMember("stale")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.pull, m, b)
 	live := clientFor(t, h.plane.Config)
@@ -438,7 +438,7 @@ func TestWithdrawalDoesNotTrustACache(t *testing.T) {
 	if done, err := pull.Withdraw(t.Context(), m, bundle.Withdrawal{ID: b.ID}); done || err != nil {
 		t.Errorf("got %v and %v, want not done", done, err)
 	}
-	if got := h.group(m, b.ID).Spec.Action; got != libv1beta1.ActionRemove {
+	if got := h.getGroup(m, b.ID).Spec.Action; got != libv1beta1.ActionRemove {
 		t.Errorf("action: got %s", got)
 	}
 }
@@ -446,7 +446,7 @@ func TestWithdrawalDoesNotTrustACache(t *testing.T) {
 func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("corrupt")
+	m := h.createMember("corrupt")
 	engine := newMemberEngine()
 	_, stop := h.startAgent(m, engine)
 	b := testBundle(objects("a", "1"))
@@ -455,7 +455,7 @@ func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
 	changed := testBundle(objects("corrupt-marker", "1"))
 	mustDeliver(t, h.pull, m, changed)
 	obj := &libv1beta1.ConfigurationBundle{}
-	name := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: h.bundles(m.DeliveryNamespace, "corrupt-marker")[0]}
+	name := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: h.listBundles(m.DeliveryNamespace, "corrupt-marker")[0]}
 	if err := h.admin.Get(t.Context(), name, obj); err != nil {
 		t.Fatal(err)
 	}

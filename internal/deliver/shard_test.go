@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// cacheOfShard reads as the cache of a hub does: it has only the groups with the label of the shard.
+// cacheOfShard is a reader like the cache of a hub: it has only the groups with the label of the shard.
 type cacheOfShard struct {
 	client.Client
 	shard fleet.Shard
@@ -38,8 +38,8 @@ func (c cacheOfShard) List(ctx context.Context, list client.ObjectList, opts ...
 	return c.Client.List(ctx, list, opts...)
 }
 
-// cachedBy returns the transport of a shard on the hub, with the cache of this shard.
-func (h *hub) cachedBy(shard fleet.Shard) *PullTransport {
+// newCachedTransport returns the transport of a shard that reads through the cache of this shard.
+func (h *hub) newCachedTransport(shard fleet.Shard) *PullTransport {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
 	pull, err := NewShardPullTransport(cacheOfShard{hubClient, shard}, hubClient, testKey, shard)
@@ -49,26 +49,26 @@ func (h *hub) cachedBy(shard fleet.Shard) *PullTransport {
 	return pull
 }
 
-// TestGroupsChangeTheirShard has a bundle that the agent has applied for shard k. Shard l finds it although its cache
-// does not have it, and neither delivers it again nor creates the group again.
-func TestGroupsChangeTheirShard(t *testing.T) {
+// TestGroupsMoveToAnotherShard moves an applied bundle of shard k to shard l, whose cache does not have it. Shard l
+// finds the bundle, and neither delivers it nor creates the group again.
+func TestGroupsMoveToAnotherShard(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("moves")
+	m := h.createMember("moves")
 	m.IsSharded = true
-	k, l, unsharded := h.cachedBy("k"), h.cachedBy("l"), h.cachedBy("")
+	k, l, unsharded := h.newCachedTransport("k"), h.newCachedTransport("l"), h.newCachedTransport("")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, k, m, b)
 	_, stop := h.startAgent(m, newMemberEngine())
 	deliverUntil(t, k, m, b, bundle.StateApplied)
 	stop()
-	before := h.group(m, b.ID)
+	before := h.getGroup(m, b.ID)
 	if !k.shard.HasLabel(before) {
 		t.Fatalf("the labels are %v", before.Labels)
 	}
 	wantKept := func(shard fleet.Shard) {
 		t.Helper()
-		after := h.group(m, b.ID)
+		after := h.getGroup(m, b.ID)
 		if after.UID != before.UID || after.Generation != before.Generation || !shard.HasLabel(after) {
 			t.Errorf("after shard %q: uid %s, generation %d, labels %v; before: %s, %d", shard, after.UID, after.Generation, after.Labels, before.UID, before.Generation)
 		}
@@ -82,36 +82,36 @@ func TestGroupsChangeTheirShard(t *testing.T) {
 		}
 		wantKept(next.shard)
 	}
-	// The controller labels the groups that no delivery writes.
+	// The controller labels groups without a delivery.
 	for _, next := range []*PullTransport{k, unsharded} {
 		if done, err := next.LabelGroups(t.Context(), m); !done || err != nil {
 			t.Errorf("LabelGroups() = %t, %v", done, err)
 		}
 		wantKept(next.shard)
 	}
-	// A cluster that never had a shard causes no further request.
+	// A cluster without a shard causes no further requests.
 	m.IsSharded = false
 	h.requests.take()
 	if _, ok, err := k.FindDeployed(t.Context(), m, b.ID); ok || err != nil {
 		t.Errorf("FindDeployed() = %t, %v", ok, err)
 	}
 	if log := h.requests.take(http.MethodGet, "configurationgroups"); len(log) != 1 {
-		t.Errorf("requests for groups: %v, want that of the cache", log)
+		t.Errorf("requests for groups: %v, want only the request of the cache", log)
 	}
 }
 
-// TestContentOfTheFormerShard has a bundle that the agent has not fetched when its cluster is moved. The new shard does
-// not rely on content that the collector of the former one can delete.
+// TestContentOfTheFormerShard moves a cluster before its agent has fetched a bundle. The new shard does not use the
+// content that the collector of the former shard may delete.
 func TestContentOfTheFormerShard(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
-	m := h.member("pending")
+	m := h.createMember("pending")
 	m.IsSharded = true
 	b := testBundle(objects("a", "1"))
-	mustDeliver(t, h.cachedBy("former"), m, b)
-	next := h.cachedBy("next")
+	mustDeliver(t, h.newCachedTransport("former"), m, b)
+	next := h.newCachedTransport("next")
 	mustDeliver(t, next, m, b)
-	for _, item := range h.group(m, b.ID).Spec.ConfigurationItems {
+	for _, item := range h.getGroup(m, b.ID).Spec.ConfigurationItems {
 		content := &libv1beta1.ConfigurationBundle{}
 		if err := h.admin.Get(t.Context(), client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, content); err != nil {
 			t.Fatal(err)

@@ -65,11 +65,11 @@ func TestReportsRoundTripThroughGroupStatus(t *testing.T) {
 			t.Parallel()
 			told := group.DeepCopy()
 			told.Status = statusFor(told, told.Status, tc.in)
-			if diff := cmp.Diff(tc.want, ReportOf(throughJSON(t, told))); diff != "" {
+			if diff := cmp.Diff(tc.want, ReportOf(viaJSON(t, told))); diff != "" {
 				t.Errorf("report (-want +got):\n%s", diff)
 			}
 			if again := statusFor(told, told.Status, tc.in); !isSameReport(told.Status, again) {
-				t.Error("the same report again is news")
+				t.Error("an equal report changes the status")
 			}
 		})
 	}

@@ -103,7 +103,7 @@ func TestForeignDeadlineIsIgnored(t *testing.T) {
 	}
 }
 
-func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
+func TestStaleConfirmationOfAgentIsIgnored(t *testing.T) {
 	t.Parallel()
 	hubClient, plane := newHub(t)
 	w := newTestEnv(t, hubClient, plane.Namespace(t, "departures"), libv1beta1.SveltosClusterSpec{})

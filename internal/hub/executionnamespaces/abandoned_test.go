@@ -28,7 +28,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// manualController is a controller without a manager, for the Clusters of its own shard. Tests call Reconcile.
+// manualController is a controller without a manager, for the Clusters of its own shard. Tests call reconcile.
 type manualController struct {
 	*testEnv
 	clock      *clocktesting.FakeClock
@@ -56,7 +56,7 @@ func (s *manualController) startRemoval(t *testing.T, name string, mode clusterv
 	if err := s.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	s.step(t, name)
+	s.reconcile(t, name)
 	if mode == clusterv1alpha1.Pull {
 		s.renewLease(t, name)
 	}
@@ -65,18 +65,18 @@ func (s *manualController) startRemoval(t *testing.T, name string, mode clusterv
 	if err := errors.Join(s.hubClient.Create(t.Context(), work), s.hubClient.Delete(t.Context(), c)); err != nil {
 		t.Fatal(err)
 	}
-	s.step(t, name)
+	s.reconcile(t, name)
 	return work
 }
 
-// step reconciles once. The judge has read the Lease of the agent before, as it does whenever one is renewed.
-func (s *manualController) step(t *testing.T, name string) {
+// reconcile reconciles once, after the heartbeat monitor has evaluated the Lease of the agent.
+func (s *manualController) reconcile(t *testing.T, name string) {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
 	if err := s.hubClient.Get(t.Context(), client.ObjectKey{Namespace: "karmada-es-" + name, Name: name}, lease); client.IgnoreNotFound(err) != nil {
 		t.Fatal(err)
 	}
-	if c := s.cluster(t, name); c != nil {
+	if c := s.getCluster(t, name); c != nil {
 		s.controller.Heartbeats.EvaluateLease(fleet.FromCluster(c), lease, "")
 	}
 	if _, err := s.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
@@ -84,20 +84,20 @@ func (s *manualController) step(t *testing.T, name string) {
 	}
 }
 
-func TestRemovalWaitsOnceForAgentThatHasJustDied(t *testing.T) {
+func TestRemovalWaitsUntilSilentAgentIsDead(t *testing.T) {
 	t.Parallel()
 	s := newManualController(t, sharedEnv(t))
 	work := s.startRemoval(t, "just-died", clusterv1alpha1.Pull)
 	s.clock.Step(36 * time.Second)
-	s.step(t, "just-died")
-	if !s.has(t, s.hubClient, work) {
-		t.Fatal("the removal does not wait for an agent that was silent for 36 s")
+	s.reconcile(t, "just-died")
+	if !s.exists(t, s.hubClient, work) {
+		t.Fatal("the removal does not wait for an agent that has been silent for 36 s")
 	}
 	s.clock.Step(2 * time.Second)
 	for range 3 {
-		s.step(t, "just-died")
+		s.reconcile(t, "just-died")
 	}
-	if c := (&clusterv1alpha1.Cluster{ObjectMeta: named("just-died")}); s.has(t, s.hubClient, c) {
+	if c := (&clusterv1alpha1.Cluster{ObjectMeta: named("just-died")}); s.exists(t, s.hubClient, c) {
 		t.Errorf("the removal still waits after 38 s: %v", c.Annotations)
 	}
 }
@@ -109,17 +109,17 @@ func TestRemovalWaitsForAgentThatIsAlive(t *testing.T) {
 	for range 10 {
 		s.clock.Step(11 * time.Second)
 		s.renewLease(t, "busy")
-		s.step(t, "busy")
+		s.reconcile(t, "busy")
 	}
-	if !s.has(t, s.hubClient, work) {
+	if !s.exists(t, s.hubClient, work) {
 		t.Error("the removal does not wait for an agent that renews its Lease")
 	}
 	for range 3 {
 		s.clock.Step(11 * time.Second)
-		s.step(t, "busy")
+		s.reconcile(t, "busy")
 	}
-	if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named("busy")}) {
-		t.Error("the removal waits forever for an agent that only renews its Lease")
+	if s.exists(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named("busy")}) {
+		t.Error("the removal waits without a limit for an agent that only renews its Lease")
 	}
 }
 
@@ -146,17 +146,17 @@ func TestOperationsOnAbandonedClusterAreCanceled(t *testing.T) {
 				t.Error("operations are canceled at once")
 			}
 			giveUp(s, t, &clusterv1alpha1.Cluster{ObjectMeta: named(name)})
-			s.step(t, name)
+			s.reconcile(t, name)
 			member := fleet.FromCluster(&clusterv1alpha1.Cluster{ObjectMeta: named(name)}).Key()
-			if !slices.Contains(s.forgotten, member) || !s.has(t, s.hubClient, work) {
+			if !slices.Contains(s.forgotten, member) || !s.exists(t, s.hubClient, work) {
 				t.Errorf("forgotten: %v, want %s while the Work waits for the removal of its finalizer", s.forgotten, member)
 			}
 			// No controller removes the finalizer of the Work.
 			s.clock.Step(21 * time.Second)
 			for range 3 {
-				s.step(t, name)
+				s.reconcile(t, name)
 			}
-			if s.has(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) {
+			if s.exists(t, s.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) {
 				t.Error("the Cluster is not deleted")
 			}
 		})
@@ -178,13 +178,13 @@ func TestRemovalOfAnUnfinishedRegistrationReportsNoAccount(t *testing.T) {
 		if err := s.hubClient.Create(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
-		s.step(t, name)
+		s.reconcile(t, name)
 		if err := s.hubClient.Delete(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the Cluster "+name+" is deleted", func() bool {
-			s.step(t, name)
-			return s.cluster(t, name) == nil
+			s.reconcile(t, name)
+			return s.getCluster(t, name) == nil
 		})
 		isReported := false
 		for recorded := s.controller.Events.(*events.FakeRecorder).Events; len(recorded) > 0; {

@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// repeat calls change 100 times, within 5 s or more. It expects 2 to 50 requests of the controller.
-func repeat(t *testing.T, requests *atomic.Int32, change func(i int) error) {
+// repeatChange calls change 100 times within at least 5 s, and expects 2 to 50 requests of the controller.
+func repeatChange(t *testing.T, requests *atomic.Int32, change func(i int) error) {
 	t.Helper()
 	const changes = 100
 	before := requests.Load()
@@ -40,14 +40,14 @@ func repeat(t *testing.T, requests *atomic.Int32, change func(i int) error) {
 	}
 }
 
-// An agent changes all the time what it may write: the status of its Cluster, the finalizers of its Works, and its
-// Lease.
+// An agent continuously changes all fields that it may write: the status of its Cluster, the finalizers of its Works,
+// and its Lease.
 func TestChangesOfAnAgentAreLimited(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
-	// The removal must not stop to wait for the agent during the attack, so this shard has a clock that runs normally.
+	// The removal must wait for the agent during the whole test, so this shard uses a real clock.
 	const shard = "flips"
-	if err := w.run(shard, clock.RealClock{}); err != nil {
+	if err := w.startController(shard, clock.RealClock{}); err != nil {
 		t.Fatal(err)
 	}
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("flips"), Spec: clusterv1alpha1.ClusterSpec{ID: "flips", SyncMode: clusterv1alpha1.Pull}}
@@ -55,40 +55,40 @@ func TestChangesOfAnAgentAreLimited(t *testing.T) {
 	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReady(t, c.Name)
+	w.awaitReady(t, c.Name)
 	const space = "karmada-es-flips"
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: c.Name}}
-	eventually(t, "the agent has its Lease", func() bool { return w.has(t, w.hubClient, lease) })
+	eventually(t, "the agent has its Lease", func() bool { return w.exists(t, w.hubClient, lease) })
 	w.renewLease(t, c.Name)
 	work := w.createWork(t, c.Name)
 	patch := func(obj client.Object, text string) error {
 		return w.hubClient.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, []byte(text)))
 	}
 
-	repeat(t, w.counter(http.MethodGet, "/api/v1/namespaces/karmada-cluster/configmaps/cluster-id-flips"), func(i int) error {
+	repeatChange(t, w.requestCounter(http.MethodGet, "/api/v1/namespaces/karmada-cluster/configmaps/cluster-id-flips"), func(i int) error {
 		w.setReady(t, c.Name, []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue}[i%2])
 		return nil
 	})
 
 	works := "/apis/" + workv1alpha1.GroupVersion.String() + "/namespaces/" + space + "/works"
-	repeat(t, w.counter(http.MethodPatch, works+"/"+work.Name), func(int) error {
+	repeatChange(t, w.requestCounter(http.MethodPatch, works+"/"+work.Name), func(int) error {
 		return patch(work.DeepCopy(), `{"metadata":{"finalizers":null}}`)
 	})
 	eventually(t, "the Work has its finalizer", func() bool {
-		return w.has(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
+		return w.exists(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	})
 
 	if err := w.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	repeat(t, w.counter(http.MethodGet, works), func(i int) error {
+	repeatChange(t, w.requestCounter(http.MethodGet, works), func(i int) error {
 		return patch(lease, fmt.Sprintf(`{"metadata":{"annotations":{"attack":"%d"}},"spec":{"renewTime":%q}}`, i, time.Now().UTC().Format(metav1.RFC3339Micro)))
 	})
-	if _, err := w.execute(t.Context(), work); err != nil {
+	if _, err := w.withdrawWork(t.Context(), work); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the agent is ordered to remove itself", func() bool {
-		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
+		return w.exists(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	})
 	if err := patch(lease, fmt.Sprintf(`{"metadata":{"annotations":{%q:"removed"}}}`, kube.AnnotationAgentRequest)); err != nil {
 		t.Fatal(err)

@@ -36,22 +36,22 @@ func hubObjects(name string) []client.Object {
 	}
 }
 
-// credentials returns the Secrets on the hub of a Cluster in push mode.
-func credentials(name string) []client.Object {
+// credentialSecrets returns the Secrets on the hub of a Cluster in push mode.
+func credentialSecrets(name string) []client.Object {
 	return []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name + "-impersonator"}},
 	}
 }
 
-// wantAll checks for a second that all objects are on the hub and none is being deleted, since the garbage collector
-// works in the background.
-func (w *testEnv) wantAll(t *testing.T, moment string, objects []client.Object) {
+// wantExist checks for one second that all objects are on the hub and none is being deleted, because the garbage
+// collector works in the background.
+func (w *testEnv) wantExist(t *testing.T, moment string, objects []client.Object) {
 	t.Helper()
 	missing := ""
 	_ = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Second, true, func(context.Context) (bool, error) {
 		for _, obj := range objects {
-			if !w.has(t, w.hubClient, obj) || !obj.GetDeletionTimestamp().IsZero() {
+			if !w.exists(t, w.hubClient, obj) || !obj.GetDeletionTimestamp().IsZero() {
 				missing = fmt.Sprintf("%T %s", obj, client.ObjectKeyFromObject(obj))
 			}
 		}
@@ -62,20 +62,20 @@ func (w *testEnv) wantAll(t *testing.T, moment string, objects []client.Object) 
 	}
 }
 
-// wantNone waits until none of these objects is on the hub.
-func (w *testEnv) wantNone(t *testing.T, objects []client.Object) {
+// awaitNone waits until none of these objects is on the hub.
+func (w *testEnv) awaitNone(t *testing.T, objects []client.Object) {
 	t.Helper()
 	for _, obj := range objects {
-		eventually(t, "no "+obj.GetNamespace()+"/"+obj.GetName(), func() bool { return !w.has(t, w.hubClient, obj) })
+		eventually(t, "no "+obj.GetNamespace()+"/"+obj.GetName(), func() bool { return !w.exists(t, w.hubClient, obj) })
 	}
 }
 
-// waitCollected waits until the garbage collector has handled the propagation policy of a Cluster that is being
+// awaitGarbageCollector waits until the garbage collector has handled the propagation policy of a Cluster that is being
 // deleted.
-func (w *testEnv) waitCollected(t *testing.T, c *clusterv1alpha1.Cluster) {
+func (w *testEnv) awaitGarbageCollector(t *testing.T, c *clusterv1alpha1.Cluster) {
 	t.Helper()
 	eventually(t, "the garbage collector has removed its finalizer", func() bool {
-		return w.has(t, w.hubClient, c) && len(c.Finalizers) == 1 && c.Finalizers[0] == clusterv1alpha1.ClusterFinalizer
+		return w.exists(t, w.hubClient, c) && len(c.Finalizers) == 1 && c.Finalizers[0] == clusterv1alpha1.ClusterFinalizer
 	})
 }
 
@@ -90,11 +90,11 @@ func TestPropagationPolicyKeepsObjectsThatTheRemovalNeeds(t *testing.T) {
 			if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 				t.Fatal(err)
 			}
-			w.waitReady(t, name)
+			w.awaitReady(t, name)
 			eventually(t, "the agent has its RBAC", func() bool {
 				all := true
 				for _, obj := range hubObjects(name) {
-					all = all && w.has(t, w.hubClient, obj)
+					all = all && w.exists(t, w.hubClient, obj)
 				}
 				return all
 			})
@@ -109,9 +109,9 @@ func TestPropagationPolicyKeepsObjectsThatTheRemovalNeeds(t *testing.T) {
 			const name = "cascading"
 			err := karmada.Join(t.Context(), karmada.JoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name})
 			if err == nil {
-				c := w.waitReady(t, name)
+				c := w.awaitReady(t, name)
 				w.setReady(t, name, metav1.ConditionTrue)
-				w.deleteCluster(t, c, cascade, credentials(name))
+				w.deleteCluster(t, c, cascade, credentialSecrets(name))
 				eventually(t, "the member has no objects of the registration", func() bool { return len(w.memberObjects(t, name)) == 0 })
 			}
 			memberLock.Unlock()
@@ -122,23 +122,23 @@ func TestPropagationPolicyKeepsObjectsThatTheRemovalNeeds(t *testing.T) {
 	})
 }
 
-// deleteCluster deletes a Cluster with this propagation policy while a Work is withdrawn. The objects that the
-// withdrawal needs must stay until it is done, and no object of the Cluster must stay afterwards.
+// deleteCluster deletes a Cluster with this propagation policy while a Work is withdrawn. The needed objects must stay
+// until the withdrawal is done. Afterwards, no object of the Cluster may be left.
 func (w *testEnv) deleteCluster(t *testing.T, c *clusterv1alpha1.Cluster, cascade metav1.DeletionPropagation, needed []client.Object) {
 	t.Helper()
 	work := w.createWork(t, c.Name)
 	if err := w.hubClient.Delete(t.Context(), c, client.PropagationPolicy(cascade)); err != nil {
 		t.Fatal(err)
 	}
-	w.waitCollected(t, c)
+	w.awaitGarbageCollector(t, c)
 	space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + c.Name)}
-	w.wantAll(t, "during the withdrawal", append(needed, space))
-	if _, err := w.execute(t.Context(), work); err != nil {
+	w.wantExist(t, "during the withdrawal", append(needed, space))
+	if _, err := w.withdrawWork(t.Context(), work); err != nil {
 		t.Fatal(err)
 	}
 	if c.Spec.SyncMode == clusterv1alpha1.Pull {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: space.Name, Name: c.Name}}
-		if !w.has(t, w.hubClient, lease) {
+		if !w.exists(t, w.hubClient, lease) {
 			t.Fatal("no Lease")
 		}
 		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentRequest, "removed")
@@ -147,7 +147,7 @@ func (w *testEnv) deleteCluster(t *testing.T, c *clusterv1alpha1.Cluster, cascad
 		}
 	}
 	w.wantDeleted(t, c.Name)
-	w.wantNone(t, needed)
+	w.awaitNone(t, needed)
 }
 
 // renewLease renews the Lease of the agent of a Cluster.
@@ -166,20 +166,20 @@ func (w *testEnv) renewLease(t *testing.T, name string) {
 func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
-	// startEnv has created the ClusterRole and the Secret before the controller runs, as if the Cluster was deleted
-	// without a hub.
-	w.wantNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(karmada.AgentRoleName("forgotten"))}})
-	w.wantAll(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
+	// startEnv has created the ClusterRole and the Secret before the start of the controller, as if the Cluster had been
+	// deleted without a hub.
+	w.awaitNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(karmada.AgentRoleName("forgotten"))}})
+	w.wantExist(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("torn-out"), Spec: clusterv1alpha1.ClusterSpec{ID: "torn-out", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReady(t, "torn-out")
+	w.awaitReady(t, "torn-out")
 	if err := bootstrap.EnsureAgentRBAC(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.wantAll(t, "before", hubObjects("torn-out"))
-	// The finalizer is removed and the Cluster deleted before the controller can set the finalizer again.
+	w.wantExist(t, "before", hubObjects("torn-out"))
+	// The test removes the finalizer and deletes the Cluster before the controller can set the finalizer again.
 	eventually(t, "the Cluster is deleted without its finalizer", func() bool {
 		changed := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
 		if err := w.hubClient.Patch(t.Context(), c, changed); err != nil {
@@ -187,9 +187,9 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 		}
 		return w.hubClient.Delete(t.Context(), c, client.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}) == nil
 	})
-	// The Lease is left out: if the controller grants the RBAC while the Cluster is deleted, it deletes the RBAC with
+	// The Lease is omitted: if the controller creates the RBAC objects while the Cluster is deleted, it deletes them with
 	// the Lease.
 	rbac, rest := hubObjects("torn-out")[:5], hubObjects("torn-out")[6:]
-	w.wantNone(t, rbac)
-	w.wantAll(t, "swept", append(rest, &corev1.Namespace{ObjectMeta: named("karmada-es-torn-out")}))
+	w.awaitNone(t, rbac)
+	w.wantExist(t, "swept", append(rest, &corev1.Namespace{ObjectMeta: named("karmada-es-torn-out")}))
 }

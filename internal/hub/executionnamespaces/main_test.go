@@ -37,7 +37,7 @@ type testEnv struct {
 	hub, member             *localkube.Plane
 	hubClient, memberClient client.Client
 
-	// requests has the number of requests of the controller that read no cache, by method and path.
+	// requests counts the uncached requests of the controller by method and path.
 	requests sync.Map
 }
 
@@ -66,7 +66,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 	if err := w.hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}}); err != nil {
 		return nil, err
 	}
-	// These belong to a Cluster that was deleted while the hub was not running.
+	// The objects of a Cluster that was deleted while no hub was running.
 	for _, leftover := range []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}},
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: karmada.AgentRoleName("forgotten")}},
@@ -76,7 +76,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 			return nil, err
 		}
 	}
-	return w, w.run("", fastClock{time.Now()})
+	return w, w.startController("", fastClock{time.Now()})
 })
 
 // sharedEnv returns the environment that all tests share. The control planes stop with the test binary.
@@ -89,8 +89,8 @@ func sharedEnv(t *testing.T) *testEnv {
 	return w
 }
 
-// run starts the controller of a shard with an unreliable connection.
-func (w *testEnv) run(shard fleet.Shard, hubClock clock.PassiveClock) error {
+// startController starts the controller of a shard. It loses some responses of the API server.
+func (w *testEnv) startController(shard fleet.Shard, hubClock clock.PassiveClock) error {
 	mgr, err := ctrl.NewManager(w.hub.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
 			SkipNameValidation: ptr.To(true),
@@ -101,10 +101,10 @@ func (w *testEnv) run(shard fleet.Shard, hubClock clock.PassiveClock) error {
 	if err != nil {
 		return err
 	}
-	counted := unreliable(w.hub.Config)
+	counted := withLostResponses(w.hub.Config)
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			w.counter(request.Method, request.URL.Path).Add(1)
+			w.requestCounter(request.Method, request.URL.Path).Add(1)
 			return next.RoundTrip(request)
 		})
 	})
@@ -128,8 +128,8 @@ func (w *testEnv) run(shard fleet.Shard, hubClock clock.PassiveClock) error {
 	return nil
 }
 
-// counter counts the requests with a method and a path.
-func (w *testEnv) counter(method, path string) *atomic.Int32 {
+// requestCounter returns the number of requests with a method and a path.
+func (w *testEnv) requestCounter(method, path string) *atomic.Int32 {
 	counter, _ := w.requests.LoadOrStore(method+" "+path, &atomic.Int32{})
 	return counter.(*atomic.Int32)
 }
@@ -146,8 +146,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// unreliable drops the responses to the first writing requests to every third path.
-func unreliable(config *rest.Config) *rest.Config {
+// withLostResponses returns config with a transport that drops the response to the first write request of every third
+// path.
+func withLostResponses(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	var (
 		seen  sync.Map
@@ -155,21 +156,21 @@ func unreliable(config *rest.Config) *rest.Config {
 	)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			answer, err := next.RoundTrip(request)
+			response, err := next.RoundTrip(request)
 			if err != nil || request.Method == http.MethodGet {
-				return answer, err
+				return response, err
 			}
 			if _, again := seen.LoadOrStore(request.Method+request.URL.Path, true); !again && paths.Add(1)%3 == 0 {
-				answer.Body.Close()
+				response.Body.Close()
 				return nil, errors.New("connection lost")
 			}
-			return answer, nil
+			return response, nil
 		})
 	})
 	return config
 }
 
-// eventually waits until check returns true. Kubernetes can take half a minute to delete a namespace on a busy machine.
+// eventually waits until check returns true. Kubernetes may need half a minute to delete a namespace on a busy machine.
 func eventually(t *testing.T, description string, check func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return check(), nil })

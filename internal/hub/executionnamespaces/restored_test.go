@@ -14,22 +14,22 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
+func TestRestoredHubKeepsExecutionNamespaces(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
-	// An annotation on the execution namespace identifies its Cluster.
+	// The execution namespace has an annotation with the UID of its Cluster.
 	tests := map[string]struct {
-		noted map[string]string
-		stays bool
+		annotations map[string]string
+		stays       bool
 	}{
 		"restored-same":    {map[string]string{kube.AnnotationClusterID: "restored-same"}, true},
-		"restored-unnoted": {nil, true},
-		"restored-other":   {map[string]string{kube.AnnotationClusterID: "somebody-else"}, false},
+		"restored-unknown": {nil, true},
+		"restored-other":   {map[string]string{kube.AnnotationClusterID: "another"}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-es-" + name, Annotations: test.noted}}
+			space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-es-" + name, Annotations: test.annotations}}
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			claim := &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-" + name}, Data: map[string]string{"cluster": name, "id": name},
@@ -48,7 +48,7 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 			c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{
 				ID: name, SyncMode: clusterv1alpha1.Push, SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: "default", Name: name},
 			}}
-			// The times of creation have whole seconds, and the namespace must be older than the Cluster.
+			// Creation timestamps have whole seconds, and the namespace must be older than the Cluster.
 			<-time.After(1100 * time.Millisecond)
 			for _, obj := range []client.Object{work, c} {
 				if err := w.hubClient.Create(t.Context(), obj); err != nil {
@@ -56,20 +56,20 @@ func TestARestoredHubKeepsWhatItsClustersHave(t *testing.T) {
 				}
 			}
 			formerUID, kept := space.UID, []client.Object{secret, claim}
-			w.waitReady(t, name)
+			w.awaitReady(t, name)
 			eventually(t, "the ID of "+name, func() bool {
-				return w.has(t, w.hubClient, space) && space.DeletionTimestamp.IsZero() && space.Annotations[kube.AnnotationClusterID] == name
+				return w.exists(t, w.hubClient, space) && space.DeletionTimestamp.IsZero() && space.Annotations[kube.AnnotationClusterID] == name
 			})
 			for _, obj := range kept {
 				uid := obj.GetUID()
-				if !w.has(t, w.hubClient, obj) || obj.GetUID() != uid {
+				if !w.exists(t, w.hubClient, obj) || obj.GetUID() != uid {
 					t.Errorf("%T was deleted or created again", obj)
 				}
 			}
-			if !w.has(t, w.hubClient, space) || (space.UID == formerUID) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {
+			if !w.exists(t, w.hubClient, space) || (space.UID == formerUID) != test.stays || space.Annotations[kube.AnnotationClusterID] != name {
 				t.Errorf("execution namespace: kept %t, want %t; annotations %v", space.UID == formerUID, test.stays, space.Annotations)
 			}
-			if got := w.has(t, w.hubClient, work); got != test.stays {
+			if got := w.exists(t, w.hubClient, work); got != test.stays {
 				t.Errorf("the Work exists: %t, want %t", got, test.stays)
 			}
 		})

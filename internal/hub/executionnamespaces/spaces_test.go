@@ -26,10 +26,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// memberLock serializes the tests that register the member, which can be registered only once.
+// memberLock is held by the test that registers the member, which can be in the fleet only once.
 var memberLock sync.Mutex
 
-func (w *testEnv) has(t *testing.T, reader client.Client, obj client.Object) bool {
+func (w *testEnv) exists(t *testing.T, reader client.Client, obj client.Object) bool {
 	t.Helper()
 	err := reader.Get(t.Context(), client.ObjectKeyFromObject(obj), obj)
 	if client.IgnoreNotFound(err) != nil {
@@ -40,14 +40,14 @@ func (w *testEnv) has(t *testing.T, reader client.Client, obj client.Object) boo
 
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
-// waitReady waits until the Cluster has its finalizer and its execution namespace, and returns it.
-func (w *testEnv) waitReady(t *testing.T, name string) *clusterv1alpha1.Cluster {
+// awaitReady waits until the Cluster has its finalizer and its execution namespace, and returns it.
+func (w *testEnv) awaitReady(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	eventually(t, "cluster "+name+" has its finalizer and its execution namespace", func() bool {
 		space := &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}
-		return w.has(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
-			w.has(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Owner(space) == c.Name
+		return w.exists(t, w.hubClient, c) && controllerutil.ContainsFinalizer(c, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "" &&
+			w.exists(t, w.hubClient, space) && space.Labels[clusterv1alpha1.SystemLabel] == "true" && karmada.Owner(space) == c.Name
 	})
 	return c
 }
@@ -77,13 +77,14 @@ func (w *testEnv) createWork(t *testing.T, cluster string) *workv1alpha1.Work {
 		t.Fatal(err)
 	}
 	eventually(t, "the Work has its finalizer", func() bool {
-		return w.has(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
+		return w.exists(t, w.hubClient, work) && controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	})
 	return work
 }
 
-// execute withdraws a Work once it is deleted, as the controller of Works does, and returns its Cluster at that time.
-func (w *testEnv) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
+// withdrawWork waits for the deletion of a Work and removes its finalizer, like the controller of Works or an agent. It
+// returns the Cluster at that time.
+func (w *testEnv) withdrawWork(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
 	name, _ := fleet.ClusterOfExecutionSpace(work.Namespace)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
 	for {
@@ -110,14 +111,14 @@ func (w *testEnv) execute(ctx context.Context, work *workv1alpha1.Work) (*cluste
 func (w *testEnv) wantDeleted(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, "everything of "+name+" is deleted", func() bool {
-		return !w.has(t, w.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) &&
-			!w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}) &&
-			!w.has(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}}) &&
-			!w.has(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name + "-impersonator"}})
+		return !w.exists(t, w.hubClient, &clusterv1alpha1.Cluster{ObjectMeta: named(name)}) &&
+			!w.exists(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-" + name)}) &&
+			!w.exists(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name}}) &&
+			!w.exists(t, w.hubClient, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: name + "-impersonator"}})
 	})
 }
 
-// memberObjects lists the objects of a push registration that are on the member.
+// memberObjects lists the objects of a push registration on the member.
 func (w *testEnv) memberObjects(t *testing.T, name string) []string {
 	t.Helper()
 	var remaining []string
@@ -129,7 +130,7 @@ func (w *testEnv) memberObjects(t *testing.T, name string) []string {
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("karmada-controller-manager:karmada-" + name)},
 		&corev1.Namespace{ObjectMeta: named("karmada-cluster")},
 	} {
-		if w.has(t, w.memberClient, obj) {
+		if w.exists(t, w.memberClient, obj) {
 			remaining = append(remaining, fmt.Sprintf("%T %s", obj, obj.GetName()))
 		}
 	}
@@ -148,12 +149,12 @@ func TestRemovalDeletesThePushRegistration(t *testing.T) {
 			if err := karmada.Join(t.Context(), karmada.JoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name}); err != nil {
 				t.Fatal(err)
 			}
-			w.waitReady(t, name)
+			w.awaitReady(t, name)
 			w.setReady(t, name, metav1.ConditionTrue)
 			work := w.createWork(t, name)
 			seen, failed := make(chan *clusterv1alpha1.Cluster, 1), make(chan error, 1)
 			go func() {
-				c, err := w.execute(t.Context(), work)
+				c, err := w.withdrawWork(t.Context(), work)
 				seen <- c
 				failed <- err
 			}()
@@ -170,7 +171,7 @@ func TestRemovalDeletesThePushRegistration(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := fleet.FromCluster(c); got.KeepAddons != request.Orphan || got.Forced || got.Abandoned {
-				t.Errorf("while the Work was withdrawn: got %+v, want KeepAddons %t and no force", got, request.Orphan)
+				t.Errorf("Cluster during the withdrawal: got request %+v, want KeepAddons %t and no force", got, request.Orphan)
 			}
 			w.wantDeleted(t, name)
 			eventually(t, "the member has no objects of the registration", func() bool { return len(w.memberObjects(t, name)) == 0 })
@@ -195,10 +196,10 @@ func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 			if err := w.hubClient.Create(t.Context(), &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: spec}); err != nil {
 				t.Fatal(err)
 			}
-			c := w.waitReady(t, name)
+			c := w.awaitReady(t, name)
 			w.setReady(t, name, metav1.ConditionUnknown)
 			w.createWork(t, name)
-			// No controller reconciles the summary, either.
+			// No controller reconciles the summary.
 			summary := &configv1beta1.ClusterSummary{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "s", Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}},
 				Spec:       configv1beta1.ClusterSummarySpec{ClusterNamespace: "karmada-es-" + name, ClusterName: name, ClusterType: "Karmada"},
@@ -206,7 +207,7 @@ func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 			if err := w.hubClient.Create(t.Context(), summary); err != nil {
 				t.Fatal(err)
 			}
-			// A hub that was killed has left it.
+			// A hub that was killed has left the object.
 			left := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "karmada--" + name}}
 			if err := w.hubClient.Create(t.Context(), left); err != nil {
 				t.Fatal(err)
@@ -215,7 +216,7 @@ func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.wantDeleted(t, name)
-			if w.has(t, w.hubClient, left) {
+			if w.exists(t, w.hubClient, left) {
 				t.Error("the ClusterConfiguration is not deleted")
 			}
 		})
@@ -227,16 +228,16 @@ func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 	})
 }
 
-func TestAgentIsOrderedToRemoveItself(t *testing.T) {
+func TestAgentIsRequestedToRemoveItself(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("told"), Spec: clusterv1alpha1.ClusterSpec{ID: "told", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReady(t, "told")
+	w.awaitReady(t, "told")
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-told", Name: "told"}}
-	eventually(t, "the agent has its Lease", func() bool { return w.has(t, w.hubClient, lease) })
+	eventually(t, "the agent has its Lease", func() bool { return w.exists(t, w.hubClient, lease) })
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	if err := w.hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
@@ -246,7 +247,7 @@ func TestAgentIsOrderedToRemoveItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the agent is ordered to remove itself", func() bool {
-		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
+		return w.exists(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	})
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentRequest, "removed")
 	if err := w.hubClient.Update(t.Context(), lease); err != nil {
@@ -254,34 +255,34 @@ func TestAgentIsOrderedToRemoveItself(t *testing.T) {
 	}
 	w.wantDeleted(t, "told")
 	claim := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-cluster", Name: "cluster-id-told"}}
-	eventually(t, "the claim is deleted", func() bool { return !w.has(t, w.hubClient, claim) })
+	eventually(t, "the claim is deleted", func() bool { return !w.exists(t, w.hubClient, claim) })
 }
 
-func TestSecondClusterOfAnIDWaitsForTheFirst(t *testing.T) {
+func TestSecondClusterWithSameIDWaitsForFirst(t *testing.T) {
 	t.Parallel()
 	w := sharedEnv(t)
 	first := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-1"), Spec: clusterv1alpha1.ClusterSpec{ID: "rival", SyncMode: clusterv1alpha1.Pull}}
 	if err := w.hubClient.Create(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReady(t, "rival-1")
+	w.awaitReady(t, "rival-1")
 	second := &clusterv1alpha1.Cluster{ObjectMeta: named("rival-2"), Spec: first.Spec}
 	if err := w.hubClient.Create(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
 	want := "the cluster ID rival or the cluster name rival-2 has been registered"
 	eventually(t, "the second is refused", func() bool {
-		return w.has(t, w.hubClient, second) && fleet.FromCluster(second).Refused == want
+		return w.exists(t, w.hubClient, second) && fleet.FromCluster(second).Refused == want
 	})
-	if len(second.Finalizers) > 0 || w.has(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-rival-2")}) {
-		t.Error("objects were created for the second")
+	if len(second.Finalizers) > 0 || w.exists(t, w.hubClient, &corev1.Namespace{ObjectMeta: named("karmada-es-rival-2")}) {
+		t.Error("objects were created for the second Cluster")
 	}
 	if err := w.hubClient.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	w.wantDeleted(t, "rival-1")
-	if got := fleet.FromCluster(w.waitReady(t, "rival-2")).Refused; got != "" {
-		t.Errorf("the second, after the first is deleted: refused for %q", got)
+	if got := fleet.FromCluster(w.awaitReady(t, "rival-2")).Refused; got != "" {
+		t.Errorf("the second Cluster after the deletion of the first: refused for %q", got)
 	}
 }
 
@@ -292,9 +293,9 @@ func TestDeletedExecutionNamespaceIsCreatedAgain(t *testing.T) {
 	if err := w.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	w.waitReady(t, "anew")
+	w.awaitReady(t, "anew")
 	space := &corev1.Namespace{ObjectMeta: named("karmada-es-anew")}
-	if !w.has(t, w.hubClient, space) {
+	if !w.exists(t, w.hubClient, space) {
 		t.Fatal("no execution namespace")
 	}
 	uid := space.UID

@@ -18,24 +18,24 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// cluster reads the Cluster of this name; nil if it does not exist.
-func (w *testEnv) cluster(t *testing.T, name string) *clusterv1alpha1.Cluster {
+// getCluster returns the Cluster of this name, or nil if it does not exist.
+func (w *testEnv) getCluster(t *testing.T, name string) *clusterv1alpha1.Cluster {
 	t.Helper()
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}
-	if !w.has(t, w.hubClient, c) {
+	if !w.exists(t, w.hubClient, c) {
 		return nil
 	}
 	return c
 }
 
-func TestNoStatusAbandonsClusterThatAnswers(t *testing.T) {
+func TestStatusDoesNotAbandonReachableCluster(t *testing.T) {
 	t.Parallel()
 	statuses := map[string]func(w *testEnv, t *testing.T, name string){
 		"false":   func(w *testEnv, t *testing.T, name string) { w.setReady(t, name, metav1.ConditionFalse) },
 		"unknown": func(w *testEnv, t *testing.T, name string) { w.setReady(t, name, metav1.ConditionUnknown) },
 		"cleared": func(w *testEnv, t *testing.T, name string) {
 			cleared := client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))
-			if err := w.hubClient.Status().Patch(t.Context(), w.cluster(t, name), cleared); err != nil {
+			if err := w.hubClient.Status().Patch(t.Context(), w.getCluster(t, name), cleared); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -54,13 +54,13 @@ func TestNoStatusAbandonsClusterThatAnswers(t *testing.T) {
 					if mode == clusterv1alpha1.Pull {
 						s.renewLease(t, name)
 					}
-					s.step(t, name)
+					s.reconcile(t, name)
 				}
-				c := s.cluster(t, name)
+				c := s.getCluster(t, name)
 				if c == nil || fleet.FromCluster(c).Abandoned || fleet.FromCluster(c).Forced || len(s.forgotten) > 0 {
 					t.Errorf("the Cluster is abandoned: %+v", c)
 				}
-				if !s.has(t, s.hubClient, work) {
+				if !s.exists(t, s.hubClient, work) {
 					t.Error("the Work is released")
 				}
 			})
@@ -68,7 +68,7 @@ func TestNoStatusAbandonsClusterThatAnswers(t *testing.T) {
 	}
 }
 
-// TestClusterOfAbandonedRegistrationIsDeleted: only a Cluster that was never in use is deleted.
+// TestClusterOfAbandonedRegistrationIsDeleted checks that only a Cluster that was never in use is deleted.
 func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 	t.Parallel()
 	s := newManualController(t, sharedEnv(t))
@@ -78,7 +78,7 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 		firstUse time.Duration
 		// use is called after the first reconcile.
 		use func(cluster string)
-		// alive has a renewal of the Lease before each reconcile.
+		// alive renews the Lease before each reconcile.
 		alive, stays bool
 	}{
 		"used-now": {use: nothing},
@@ -91,9 +91,9 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 		"ready-once": {use: func(cluster string) {
 			s.renewLease(t, cluster)
 			s.setReady(t, cluster, metav1.ConditionTrue)
-			s.step(t, cluster)
-			// The status can be lost.
-			if err := s.hubClient.Status().Patch(t.Context(), s.cluster(t, cluster), client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))); err != nil {
+			s.reconcile(t, cluster)
+			// The status is lost.
+			if err := s.hubClient.Status().Patch(t.Context(), s.getCluster(t, cluster), client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))); err != nil {
 				t.Fatal(err)
 			}
 		}, stays: true},
@@ -112,9 +112,9 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 		if err := karmada.CreateCluster(t.Context(), s.hubClient, c); err != nil {
 			t.Fatal(err)
 		}
-		s.step(t, name)
+		s.reconcile(t, name)
 		test.use(name)
-		s.step(t, name)
+		s.reconcile(t, name)
 	}
 	check := func(wantAll bool) {
 		t.Helper()
@@ -122,10 +122,10 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 			if test.alive {
 				s.renewLease(t, name)
 			}
-			s.step(t, name)
-			c := s.cluster(t, name)
+			s.reconcile(t, name)
+			c := s.getCluster(t, name)
 			if stays := c != nil && c.DeletionTimestamp.IsZero(); stays != (wantAll || test.stays) {
-				t.Errorf("%s: it stays: %t, want %t", name, stays, wantAll || test.stays)
+				t.Errorf("%s: Cluster exists: got %t, want %t", name, stays, wantAll || test.stays)
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 	check(false)
 }
 
-func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
+func TestStaleConfirmationOfAgentIsIgnored(t *testing.T) {
 	t.Parallel()
 	const name = "not-left"
 	s := newManualController(t, sharedEnv(t))
@@ -144,35 +144,35 @@ func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	if err := karmada.CreateCluster(t.Context(), s.hubClient, c); err != nil {
 		t.Fatal(err)
 	}
-	s.step(t, name)
+	s.reconcile(t, name)
 	s.renewLease(t, name)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
-	answer := func() {
+	confirm := func() {
 		t.Helper()
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationAgentRequest+`":"removed"}}}`))
 		if err := s.hubClient.Patch(t.Context(), lease, patch); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// It comes from a backup.
-	answer()
+	// The confirmation is from a backup.
+	confirm()
 	if err := s.hubClient.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		s.step(t, name)
-		if c := s.cluster(t, name); c == nil || c.Annotations[kube.AnnotationAgentRequest] != kube.AgentRequestRemove {
-			t.Fatalf("the agent is not ordered to remove itself: %v", c)
+		s.reconcile(t, name)
+		if c := s.getCluster(t, name); c == nil || c.Annotations[kube.AnnotationAgentRequest] != kube.AgentRequestRemove {
+			t.Fatalf("the removal of the agent is not requested: %v", c)
 		}
 	}
-	answer()
-	s.step(t, name)
-	if s.cluster(t, name) != nil {
+	confirm()
+	s.reconcile(t, name)
+	if s.getCluster(t, name) != nil {
 		t.Error("the Cluster is not deleted")
 	}
 }
 
-func TestRemovalStartsWithoutOrdersOfAnEarlierOne(t *testing.T) {
+func TestRemovalIgnoresAnnotationsOfEarlierRemoval(t *testing.T) {
 	t.Parallel()
 	const name = "ordered"
 	s := newManualController(t, sharedEnv(t))
@@ -184,8 +184,8 @@ func TestRemovalStartsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 	if err := s.hubClient.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	s.step(t, name)
-	got := s.cluster(t, name).Annotations
+	s.reconcile(t, name)
+	got := s.getCluster(t, name).Annotations
 	if order, how := got[kube.AnnotationAgentRequest], got[kube.AnnotationDeregister]; order != "" || how != kube.DeregisterKeep {
 		t.Errorf("annotations are %v", got)
 	}
