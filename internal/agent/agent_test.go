@@ -64,7 +64,7 @@ func TestAgentReportsAndDelivers(t *testing.T) {
 	w.restoresStatus()
 	w.respectsPause()
 
-	// A restart finds nothing to do and transfers nothing.
+	// After a restart, the agent makes no changes and fetches no content.
 	version := w.groupVersion()
 	stop()
 	w.startAgent()
@@ -131,7 +131,7 @@ func definition(kind string) *unstructured.Unstructured {
 	}}
 }
 
-// wantKind waits until the hub knows that the member serves a kind, or does not.
+// wantKind waits until the hub's list of the member's kinds has the kind, or does not have it.
 func (w *world) wantKind(kind string, served bool) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("kind %s is served: %t", kind, served), func(context.Context) error {
@@ -160,7 +160,7 @@ func (w *world) restoresStatus() {
 	}
 }
 
-// respectsPause verifies that the agent changes nothing on a paused cluster, and continues after the pause.
+// respectsPause checks that the agent makes no changes on a paused cluster, and continues after the pause.
 func (w *world) respectsPause() {
 	w.t.Helper()
 	w.pause(true)

@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// oneConfigMap passes once there is a ConfigMap in namespace with the name of the check.
+// oneConfigMap returns a check that passes if a ConfigMap with the name of the check exists in namespace.
 func oneConfigMap(name, namespace string) []libv1beta1.ClusterCheck {
 	return []libv1beta1.ClusterCheck{{
 		Name:              name,

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// newDuplicate returns another member, to which a manifest of the same registration was applied.
+// newDuplicate returns another member with a manifest of the same registration.
 func (w *world) newDuplicate() *world {
 	w.t.Helper()
 	other := &world{

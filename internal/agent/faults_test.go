@@ -118,7 +118,7 @@ func (f *hubProxy) count(text string) int {
 	return len(found)
 }
 
-// writeLimiter lets a number of writes to the member pass, and then refuses all requests.
+// writeLimiter allows a number of writes to the member, and then refuses all requests.
 type writeLimiter struct {
 	// mu guards the fields below.
 	mu       sync.Mutex

@@ -128,7 +128,7 @@ func TestInterruptedUninstall(t *testing.T) {
 		case <-ended:
 			finished = true
 		case <-time.After(time.Minute):
-			t.Fatalf("nothing happened with %d writes", writes)
+			t.Fatalf("the agent has not begun the uninstallation with %d writes", writes)
 		}
 		stop()
 		if !finished {
@@ -137,11 +137,11 @@ func TestInterruptedUninstall(t *testing.T) {
 		}
 		w.wantRemoved(manifest)
 		if w.sveltosCluster().Status.AgentRemovedAt == nil {
-			t.Errorf("cut off after %d writes: the hub has no answer", writes)
+			t.Errorf("interrupted after %d writes: the hub has no confirmation", writes)
 		}
 	}
 
-	// The answer or the response to it is lost. The agent answers again.
+	// The confirmation or the response to it is lost. The agent confirms again.
 	for name, lost := range map[string]outcome{"before": requestLost, "after": responseLost} {
 		manifest := w.registerNext(name)
 		ended, _ := w.runAgent(t.Context(), w.member.Config)
@@ -159,7 +159,7 @@ func TestInterruptedUninstall(t *testing.T) {
 		w.wantEnded(ended)
 		w.wantRemoved(manifest)
 		if w.sveltosCluster().Status.AgentRemovedAt == nil {
-			t.Errorf("answer lost %s the hub: the hub has no answer", name)
+			t.Errorf("confirmation lost %s the hub: the hub has no confirmation", name)
 		}
 		proxy.setDecision(nil)
 	}
@@ -180,7 +180,7 @@ func (w *world) interruptBeforeRemoval() {
 	case <-ended:
 		w.t.Fatal("the agent needed too few writes for its removal")
 	case <-time.After(time.Minute):
-		w.t.Fatal("the agent did nothing")
+		w.t.Fatal("the agent did not begin its removal")
 	}
 	stop()
 	w.patchCluster(`{"metadata":{"finalizers":null}}`)
@@ -203,7 +203,7 @@ func TestRegistrationDuringUninstallKeepsTheAgent(t *testing.T) {
 	w.interruptBeforeRemoval()
 	w.eventually("the SveltosCluster is deleted", func(ctx context.Context) error {
 		if err := w.hubClient.Get(ctx, w.cluster, &libv1beta1.SveltosCluster{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it exists: %w", err)
+			return fmt.Errorf("the object exists: %w", err)
 		}
 		return nil
 	})
@@ -229,7 +229,7 @@ func (w *world) wantUntouched(manifest []*unstructured.Unstructured) {
 	}
 }
 
-// letPass gives the agent time for actions that must not happen.
+// letPass waits, so that an unwanted action of the agent can happen.
 func (w *world) letPass(pause time.Duration) {
 	w.t.Helper()
 	timeout, cancel := context.WithTimeout(w.t.Context(), pause)
@@ -339,7 +339,7 @@ func TestUninstallOutsideTheMember(t *testing.T) {
 	w.eventually("the namespace is deleted", func(ctx context.Context) error {
 		err := w.client.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, &corev1.Namespace{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it exists: %w", err)
+			return fmt.Errorf("the object exists: %w", err)
 		}
 		return nil
 	})

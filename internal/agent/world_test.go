@@ -33,7 +33,7 @@ import (
 	"github.com/towline/towline/internal/localkube/crds"
 )
 
-// world is a hub and one pull-mode member that is registered, which has a control plane of its own.
+// world is a hub and one registered pull-mode member with its own control plane.
 type world struct {
 	t           *testing.T
 	hub, member *localkube.Plane
@@ -45,7 +45,7 @@ type world struct {
 	changeKubeconfig func(*clientcmdapi.Config)
 }
 
-// newWorld registers a member of its own in a namespace of its own on the hub that most tests share.
+// newWorld registers a new member in a new namespace of the hub that most tests share.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	return newWorldOn(t, localkube.Shared(t))
@@ -87,7 +87,7 @@ func (w *world) installCRDs() {
 	}
 }
 
-// register registers the member and applies those documents of the manifest that an agent outside a pod needs.
+// register registers the member and applies the objects of the manifest that an agent outside a Pod needs.
 func (w *world) register() {
 	w.t.Helper()
 	w.applyAgent(w.manifest())
@@ -213,7 +213,7 @@ func (w *world) sveltosCluster() *libv1beta1.SveltosCluster {
 	return cluster
 }
 
-// deliver delivers b as the hub does, until the agent reports state.
+// deliver delivers b like the hub, until the agent reports state.
 func (w *world) deliver(b bundle.Bundle, state bundle.State) bundle.Report {
 	w.t.Helper()
 	digest, err := b.Digest()
@@ -227,7 +227,7 @@ func (w *world) deliver(b bundle.Bundle, state bundle.State) bundle.Report {
 			return err
 		}
 		if report.State != state || report.Digest != digest {
-			return fmt.Errorf("it is %s: %s", report.State, report.Message)
+			return fmt.Errorf("the report is %s: %s", report.State, report.Message)
 		}
 		return nil
 	})
@@ -258,7 +258,7 @@ func (w *world) wantValue(name, want string) {
 	w.eventually("ConfigMap "+name+" has "+want, func(ctx context.Context) error {
 		got, err := w.value(ctx, name)
 		if err == nil && got != want {
-			err = fmt.Errorf("it has %q", got)
+			err = fmt.Errorf("the value is %q", got)
 		}
 		return err
 	})

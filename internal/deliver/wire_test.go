@@ -63,12 +63,12 @@ func TestReportsRoundTripThroughGroupStatus(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			told := group.DeepCopy()
-			told.Status = statusFor(told, told.Status, tc.in)
-			if diff := cmp.Diff(tc.want, ReportOf(viaJSON(t, told))); diff != "" {
+			reported := group.DeepCopy()
+			reported.Status = statusFor(reported, reported.Status, tc.in)
+			if diff := cmp.Diff(tc.want, ReportOf(viaJSON(t, reported))); diff != "" {
 				t.Errorf("report (-want +got):\n%s", diff)
 			}
-			if again := statusFor(told, told.Status, tc.in); !isSameReport(told.Status, again) {
+			if again := statusFor(reported, reported.Status, tc.in); !isSameReport(reported.Status, again) {
 				t.Error("an equal report changes the status")
 			}
 		})

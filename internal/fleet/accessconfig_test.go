@@ -23,8 +23,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// access is a member with the name of the test, and a Secret on a shared hub.
-type access struct {
+// memberAccess is a member with the name of the test, and its Secret on a shared hub.
+type memberAccess struct {
 	testing.TB
 	hub     client.Client
 	clients *fleet.Clients
@@ -32,14 +32,14 @@ type access struct {
 	member  fleet.Member
 }
 
-func newAccess(t *testing.T, server string) *access {
+func newMemberAccess(t *testing.T, server string) *memberAccess {
 	t.Helper()
 	plane := localkube.Shared(t)
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &access{TB: t, hub: hub, clients: fleet.NewClients(fleet.SecretReaders{Live: hub}, plane.Config, fleet.IdentityPolicy{}, nil), secret: &corev1.Secret{}}
+	a := &memberAccess{TB: t, hub: hub, clients: fleet.NewClients(fleet.SecretReaders{Live: hub}, plane.Config, fleet.IdentityPolicy{}, nil), secret: &corev1.Secret{}}
 	a.secret.Namespace, a.secret.Name = plane.Namespace(t, "access"), "one"
 	a.member = fleet.Member{
 		Type: fleet.TypeKarmada, Namespace: "karmada-es-one", Name: "one", Mode: fleet.Push,
@@ -49,7 +49,7 @@ func newAccess(t *testing.T, server string) *access {
 }
 
 // setSecret writes the Secret with these keys and values.
-func (a *access) setSecret(pairs ...string) {
+func (a *memberAccess) setSecret(pairs ...string) {
 	a.Helper()
 	a.secret.Data = map[string][]byte{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -67,7 +67,7 @@ func (a *access) setSecret(pairs ...string) {
 	}
 }
 
-func (a *access) wantError(text string) {
+func (a *memberAccess) wantError(text string) {
 	a.Helper()
 	config, err := a.clients.Config(a.Context(), a.member)
 	if config != nil || err == nil || !strings.Contains(err.Error(), text) {
@@ -75,7 +75,7 @@ func (a *access) wantError(text string) {
 	}
 }
 
-func (a *access) config() *rest.Config {
+func (a *memberAccess) config() *rest.Config {
 	a.Helper()
 	config, err := a.clients.Config(a.Context(), a.member)
 	if err != nil {
@@ -85,7 +85,7 @@ func (a *access) config() *rest.Config {
 }
 
 // request sends a request to the member and returns the response.
-func (a *access) request() (string, error) {
+func (a *memberAccess) request() (string, error) {
 	a.Helper()
 	config := a.config()
 	dialled, err := rest.HTTPClientFor(config)
@@ -107,7 +107,7 @@ func (a *access) request() (string, error) {
 
 func TestAccessErrorsNameTheField(t *testing.T) {
 	t.Parallel()
-	a := newAccess(t, "https://127.0.0.1:1")
+	a := newMemberAccess(t, "https://127.0.0.1:1")
 	of := a.member.Access
 	a.wantError(`connect to karmada-es-one/one: read spec.secretRef: secrets "one" not found`)
 	a.setSecret("other", "x")
@@ -130,7 +130,7 @@ func TestAccessErrorsNameTheField(t *testing.T) {
 func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
 	t.Parallel()
 	server := newMember(t)
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	if got, want := a.member.CredentialsSecret(), a.member.Access.Secret.String(); got != want {
 		t.Errorf("CredentialsSecret() = %q, want %q", got, want)
 	}
@@ -140,11 +140,11 @@ func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
 		t.Errorf("Config() again = %p, want the same config %p", again, first)
 	}
 	if got, err := a.request(); got != "Bearer old" || err != nil {
-		t.Errorf("the member saw %q, %v", got, err)
+		t.Errorf("the member got %q, %v", got, err)
 	}
 	a.setSecret("token", "new", "caBundle", authorityOf(server))
 	if got, err := a.request(); got != "Bearer new" || err != nil {
-		t.Errorf("the member saw %q, %v", got, err)
+		t.Errorf("the member got %q, %v", got, err)
 	}
 	second := a.config()
 	moved := *a.member.Access
@@ -162,7 +162,7 @@ func TestReplacedTokenIsUsedAtOnce(t *testing.T) {
 func TestServerCertificateIsVerified(t *testing.T) {
 	t.Parallel()
 	server, other := newMember(t), localkube.Shared(t)
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	a.setSecret("token", "t", "caBundle", string(other.Config.CAData))
 	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
@@ -171,41 +171,41 @@ func TestServerCertificateIsVerified(t *testing.T) {
 	insecure.Insecure = true
 	a.member.Access = &insecure
 	if got, err := a.request(); got != "Bearer t" || err != nil {
-		t.Errorf("unchecked, the member saw %q, %v", got, err)
+		t.Errorf("without verification, the member got %q, %v", got, err)
 	}
 }
 
 func TestProxyGetsItsHeaders(t *testing.T) {
 	t.Parallel()
 	server, proxy := newMember(t), newProxy(t)
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	a.member.Access = &fleet.Access{
 		Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: strings.Replace(proxy.URL, "http://", "http://user:secret@", 1),
 		ProxyHeader: map[string]string{"X-Route": "a, b", "X-Other": "c"},
 	}
 	if got, err := a.request(); got != "Bearer t" || err != nil {
-		t.Fatalf("the member saw %q, %v", got, err)
+		t.Fatalf("the member got %q, %v", got, err)
 	}
 	seen := proxy.last()
 	if strings.Join(seen.Values("X-Route"), "|") != "a|b" || seen.Get("X-Other") != "c" || seen.Get("Proxy-Authorization") == "" || seen.Get("Authorization") != "" {
-		t.Errorf("the proxy saw %v", seen)
+		t.Errorf("the proxy got %v", seen)
 	}
-	// A copy, as each client makes one, uses the proxy too.
+	// A copy of the configuration, like the copy of each client, also uses the proxy.
 	limited := rest.CopyConfig(a.config())
 	limited.UserAgent = "another"
 	if _, err := rest.HTTPClientFor(limited); err != nil {
 		t.Error(err)
 	}
-	// The certificate is verified behind a proxy, too.
+	// The certificate is also verified behind a proxy.
 	a.setSecret("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
 	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
 	}
 }
 
-// TestAccessFollowsTheEgressPolicy has a user's Cluster lead the hub to an address that the policy denies: as its API
-// server, as the proxy to it, and behind a proxy that is allowed.
+// TestAccessFollowsTheEgressPolicy uses a Cluster with an address that the policy denies: as its API server, as its
+// proxy, and behind an allowed proxy.
 func TestAccessFollowsTheEgressPolicy(t *testing.T) {
 	t.Parallel()
 	const deniedAddress = "127.0.0.3"
@@ -230,19 +230,19 @@ func TestAccessFollowsTheEgressPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	server, proxy := newMember(t), newProxy(t)
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	a.clients = fleet.NewClients(fleet.SecretReaders{Live: a.hub}, nil, fleet.IdentityPolicy{}, policy)
 	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	secret, address := a.member.Access.Secret, listener.Addr().String()
-	for name, access := range map[string]fleet.Access{
+	for name, memberAccess := range map[string]fleet.Access{
 		"apiEndpoint":                  {Server: "https://" + address},
 		"apiEndpoint behind a proxy":   {Server: "https://" + address, ProxyURL: proxy.URL},
 		"proxyURL":                     {Server: server.URL, ProxyURL: "http://" + address},
 		"proxyURL of SOCKS":            {Server: server.URL, ProxyURL: "socks5://" + address},
 		"proxyURL with a proxy header": {Server: server.URL, ProxyURL: "http://" + address, ProxyHeader: map[string]string{"X-Route": "a"}},
 	} {
-		access.Secret = secret
-		a.member.Access = &access
+		memberAccess.Secret = secret
+		a.member.Access = &memberAccess
 		if _, err := a.request(); !errors.Is(err, egress.ErrDenied) {
 			t.Errorf("%s: got error %v, want ErrDenied", name, err)
 		}
@@ -253,7 +253,7 @@ func TestAccessFollowsTheEgressPolicy(t *testing.T) {
 	for name, proxyURL := range map[string]string{"an allowed apiEndpoint": "", "an allowed proxyURL": proxy.URL} {
 		a.member.Access = &fleet.Access{Server: server.URL, Secret: secret, ProxyURL: proxyURL}
 		if got, err := a.request(); got != "Bearer t" || err != nil {
-			t.Errorf("%s: the member saw %q, %v", name, got, err)
+			t.Errorf("%s: the member got %q, %v", name, got, err)
 		}
 	}
 }

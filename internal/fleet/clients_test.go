@@ -82,7 +82,7 @@ func (r *countingReader) Get(ctx context.Context, key client.ObjectKey, obj clie
 	return r.Reader.Get(ctx, key, obj, opts...)
 }
 
-// metadataCache is a cache of metadata that is current, unless stale is set.
+// metadataCache is a cache of metadata. Its metadata is current unless stale is set.
 type metadataCache struct {
 	client.Reader
 	stale *metav1.PartialObjectMetadata
@@ -96,7 +96,7 @@ func (c *metadataCache) Get(ctx context.Context, key client.ObjectKey, obj clien
 	return c.Reader.Get(ctx, key, obj, opts...)
 }
 
-// TestUnchangedSecretIsReadOnce has one Secret that is valid for each kind of member.
+// TestUnchangedSecretIsReadOnce uses one Secret that is valid for each kind of member.
 func TestUnchangedSecretIsReadOnce(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
@@ -140,7 +140,7 @@ func TestUnchangedSecretIsReadOnce(t *testing.T) {
 			change("1")
 			m := fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, UID: "first"}
 			member(&m, client.ObjectKeyFromObject(secret))
-			// get returns the configuration, and checks how often the Secret is read.
+			// get returns the configuration, and checks the number of reads of the Secret.
 			get := func(reason string, reads int) *rest.Config {
 				t.Helper()
 				live.gets = 0
@@ -210,7 +210,7 @@ func TestProxyURLIsCheckedWithoutQuotingIt(t *testing.T) {
 			t.Errorf("%q: got error %v", address, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("%q is quoted: %v", address, err)
+			t.Errorf("the error quotes %q: %v", address, err)
 		}
 	}
 }

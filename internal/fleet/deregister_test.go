@@ -40,7 +40,7 @@ func TestRemoveDeregistration(t *testing.T) {
 			cluster := &clusterv1alpha1.Cluster{}
 			cluster.Annotations = tc.annotations
 			if dropped := fleet.RemoveDeregistration(cluster); dropped != tc.dropped {
-				t.Errorf("DropDepartureOrders() = %t, want %t", dropped, tc.dropped)
+				t.Errorf("RemoveDeregistration() = %t, want %t", dropped, tc.dropped)
 			}
 			if diff := cmp.Diff(tc.want, cluster.Annotations); diff != "" {
 				t.Errorf("annotations (-want +got):\n%s", diff)
@@ -49,7 +49,7 @@ func TestRemoveDeregistration(t *testing.T) {
 	}
 }
 
-// TestAddDeregisterOptions has two clients that add options to a cluster that both have read before.
+// TestAddDeregisterOptions adds options as two clients that have read the same version of the cluster.
 func TestAddDeregisterOptions(t *testing.T) {
 	t.Parallel()
 	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "c", UID: "1", Annotations: map[string]string{kube.AnnotationDeregister: "keep-addons"}}}
@@ -85,8 +85,8 @@ func TestAddDeregisterOptions(t *testing.T) {
 	}
 }
 
-// TestLongListOfLeftBehindIsTruncated: users can write the annotation with the list.
-func TestLongListOfLeftBehindIsTruncated(t *testing.T) {
+// TestLongListOfRemainingObjectsIsTruncated reads the annotation with the list, which users can write.
+func TestLongListOfRemainingObjectsIsTruncated(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 70<<10)
 	for name, tc := range map[string]struct{ annotation, want string }{

@@ -126,7 +126,7 @@ func TestPullNameIsBounded(t *testing.T) {
 	}
 }
 
-func TestDerivedNamespaceBelongsToOnePair(t *testing.T) {
+func TestDerivedNamespaceIsUnique(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 63)
 	seen := map[string]string{}

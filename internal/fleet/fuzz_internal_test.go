@@ -23,7 +23,7 @@ clusters: [{name: a, cluster: {server: "https://member.example.com:6443", proxy-
 users: [{name: u, user: {token: t0ken-of-the-user}}]
 `
 
-// FuzzParseKubeconfig reads kubeconfigs of clusters' owners.
+// FuzzParseKubeconfig parses kubeconfigs of clusters' owners.
 func FuzzParseKubeconfig(f *testing.F) {
 	f.Add([]byte(fuzzedKubeconfig))
 	for _, user := range []string{
@@ -45,10 +45,10 @@ func FuzzParseKubeconfig(f *testing.F) {
 			return
 		}
 		if config.ExecProvider != nil || config.AuthProvider != nil {
-			t.Errorf("it runs a program: %+v", config)
+			t.Errorf("the configuration runs a program: %+v", config)
 		}
 		if config.Insecure || config.BearerTokenFile != "" || config.CAFile != "" || config.CertFile != "" || config.KeyFile != "" {
-			t.Errorf("it names a file or skips the verification: %+v", config)
+			t.Errorf("the configuration names a file or skips the verification: %+v", config)
 		}
 		if config.Proxy != nil && strings.HasPrefix(config.Host, "https://") {
 			wantProxy(t, config, raw)
@@ -56,7 +56,7 @@ func FuzzParseKubeconfig(f *testing.F) {
 	})
 }
 
-// wantNoSecretOf checks that err has no secret of the kubeconfig, as far as that can be read.
+// wantNoSecretOf checks that err contains no secret of the kubeconfig, if raw is a valid kubeconfig.
 func wantNoSecretOf(t *testing.T, err error, raw []byte) {
 	t.Helper()
 	parsed, loadErr := clientcmd.Load(raw)
@@ -78,12 +78,12 @@ func wantNoSecretOf(t *testing.T, err error, raw []byte) {
 	}
 }
 
-// wantProxy checks that the proxy is one of the kubeconfig.
+// wantProxy checks that the proxy is in the kubeconfig.
 func wantProxy(t *testing.T, config *rest.Config, raw []byte) {
 	t.Helper()
 	base, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		return // no client can be made
+		return // the configuration is invalid for a client
 	}
 	proxy, err := config.Proxy(&http.Request{URL: base})
 	if err != nil || proxy == nil {
@@ -101,7 +101,7 @@ func wantProxy(t *testing.T, config *rest.Config, raw []byte) {
 	t.Errorf("the proxy %s is not in the kubeconfig", proxy)
 }
 
-// FuzzEndpoint reads addresses of API servers. A client for an accepted address connects to the host in it only.
+// FuzzEndpoint parses addresses of API servers. A client for an accepted address connects only to its host.
 func FuzzEndpoint(f *testing.F) {
 	for _, text := range []string{
 		"https://a.example.com:6443/prefix", "a", "[::1]:6443", "http://a", "https://me:pw@a", "https://a?x#y", "//a", "https:///a", "https://a@b", `https://a\@b`, "https://[fe80::1%25eth0]", "https://a:b", " a", "a\n",
@@ -132,7 +132,7 @@ func FuzzEndpoint(f *testing.F) {
 	})
 }
 
-// FuzzProxyURL reads proxy addresses, which can have a password.
+// FuzzProxyURL parses proxy addresses, which may contain a password.
 func FuzzProxyURL(f *testing.F) {
 	for _, text := range []string{"http://proxy:3128", "socks5://me:pa55w0rd-of-proxy@proxy", "ftp://a", "https://", "http://a b:pa55w0rd-of-proxy@%", "file:///etc/passwd", "HTTP://a"} {
 		f.Add(text)

@@ -152,7 +152,7 @@ func TestIdentityPolicy(t *testing.T) {
 		}
 	}
 	if !slices.Equal(wasUnverified, []string{"34.1.2.3"}) {
-		t.Errorf("the provider was asked about %q, want 34.1.2.3 only", wasUnverified)
+		t.Errorf("the provider verified %q, want only 34.1.2.3", wasUnverified)
 	}
 	everywhere := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, Transport: policy.Transport}, nil)
 	if _, err := everywhere.Config(t.Context(), fleet.Member{Namespace: "any", Identity: aws("abc.gr7.eu-west-1.eks.amazonaws.com")}); err != nil {
@@ -186,6 +186,6 @@ func TestParseEndpoint(t *testing.T) {
 func wantText(t *testing.T, err error, text string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), text) {
-		t.Errorf("got error %v, want one with %q", err, text)
+		t.Errorf("got error %v, want an error with %q", err, text)
 	}
 }

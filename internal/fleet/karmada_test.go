@@ -114,7 +114,7 @@ func TestExecutionSpacesAreForClusters(t *testing.T) {
 	}
 }
 
-// A fake reader replaces the cache, because only the keys of the requests matter.
+// The fake reader replaces the cache, because the test checks only the keys of the requests.
 func TestGetAndListReadBothKinds(t *testing.T) {
 	t.Parallel()
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(
@@ -188,7 +188,7 @@ func TestWithoutVolatileFields(t *testing.T) {
 			tc.change(changed)
 			whole := changed.DeepCopy()
 			if got := cmp.Equal(strip(&base), strip(changed), cmp.Comparer(maps.Equal[map[string]string, map[string]string])); got != tc.same {
-				t.Errorf("Settled() is the same: %t, want %t", got, tc.same)
+				t.Errorf("equal without volatile fields: got %t, want %t", got, tc.same)
 			}
 			if diff := cmp.Diff(whole, changed); diff != "" {
 				t.Errorf("Settled() changed what it was given (-want +got):\n%s", diff)

@@ -60,7 +60,7 @@ func cacheOf(b *testing.B, obj client.Object) client.Reader {
 	if err != nil {
 		b.Fatal(err)
 	}
-	go func() { _ = hub.Start(b.Context()) }() // it ends without an error
+	go func() { _ = hub.Start(b.Context()) }() // ends without an error
 	if !hub.WaitForCacheSync(b.Context()) {
 		b.Fatal("the cache is not started")
 	}

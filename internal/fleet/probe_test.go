@@ -14,7 +14,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestProbeLimitsText: callers keep the facts of each cluster, so a cluster with long names must not fill the memory.
+// TestProbeLimitsText probes a cluster with long names. Callers keep the facts of each cluster, so the facts need a
+// limit.
 func TestProbeLimitsText(t *testing.T) {
 	t.Parallel()
 	group := strings.Repeat("g", 250)
@@ -53,8 +54,8 @@ func TestProbeLimitsText(t *testing.T) {
 	}
 }
 
-// TestOrdinaryMembersAreReadAtOnce probes as many members of one namespace at once as the hub does after its start,
-// with the memory that a hub with 2 GiB has for them. Each has 300 APIs.
+// TestOrdinaryMembersAreReadAtOnce probes the members of one namespace concurrently, like the hub after its start, with
+// the memory for responses of a hub with 2 GiB. Each member has 300 APIs.
 func TestOrdinaryMembersAreReadAtOnce(t *testing.T) {
 	t.Parallel()
 	const members, workers, kinds = 1000, 80, 300

@@ -70,7 +70,7 @@ func newSocks(t *testing.T, user, password string) *socks {
 
 // accept authenticates a client and connects to the requested address.
 func (s *socks) accept(ctx context.Context, near net.Conn) (net.Conn, error) {
-	// The client waits for each response, so that the reader cannot read too far.
+	// The client waits for each response, so the reader buffers no bytes of the next message.
 	in := bufio.NewReader(near)
 	text := func() string {
 		length, _ := in.ReadByte()
@@ -127,27 +127,27 @@ func (*socks) forward(ctx context.Context, near, far net.Conn) {
 func TestMemberIsReachedThroughSOCKS(t *testing.T) {
 	t.Parallel()
 	server, proxy := newMember(t), newSocks(t, "user", "secret")
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	through := func(login string) {
 		a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: "socks5://" + login + "@" + proxy.Addr().String()}
 	}
 	through("user:secret")
 	if got, err := a.request(); got != "Bearer t" || err != nil || proxy.connections.Load() != 1 {
-		t.Errorf("the member saw %q, %v, and the proxy carried %d connections", got, err, proxy.connections.Load())
+		t.Errorf("the member got %q, %v, and the proxy forwarded %d connections", got, err, proxy.connections.Load())
 	}
 	through("user:wrong")
 	if got, err := a.request(); err == nil || proxy.connections.Load() != 1 {
-		t.Errorf("with a wrong password the member saw %q", got)
+		t.Errorf("with a wrong password the member got %q", got)
 	}
 	through("user:secret")
-	// The certificate is verified behind it, too.
+	// The certificate is also verified behind the proxy.
 	a.setSecret("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
 	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
 	}
 	if proxy.connections.Load() != 2 {
-		t.Errorf("the proxy carried %d connections, want 2", proxy.connections.Load())
+		t.Errorf("the proxy forwarded %d connections, want 2", proxy.connections.Load())
 	}
 }
 
@@ -177,18 +177,18 @@ func TestTLSProxyIsVerifiedWithTheBundleOfTheCluster(t *testing.T) {
 	t.Parallel()
 	server := newMember(t)
 	proxy, authority := newSecuredProxy(t)
-	a := newAccess(t, server.URL)
+	a := newMemberAccess(t, server.URL)
 	a.member.Access = &fleet.Access{Server: server.URL, Secret: a.member.Access.Secret, ProxyURL: proxy.URL}
 	a.setSecret("token", "t", "caBundle", authorityOf(server))
 	if got, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("by a proxy of another authority, the member saw %q: %v", got, err)
+		t.Errorf("through a proxy of another authority, the member got %q: %v", got, err)
 	}
 	a.setSecret("token", "t", "caBundle", authorityOf(server)+authority)
 	if got, err := a.request(); got != "Bearer t" || err != nil {
-		t.Errorf("with both authorities in the bundle, the member saw %q, %v", got, err)
+		t.Errorf("with both authorities in the bundle, the member got %q, %v", got, err)
 	}
 	a.setSecret("token", "t", "caBundle", authority)
 	if got, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server that only the proxy's authority could speak for saw %q: %v", got, err)
+		t.Errorf("a server with a certificate of the proxy's authority got %q: %v", got, err)
 	}
 }

@@ -34,10 +34,10 @@ func TestShardPredicate(t *testing.T) {
 	for name, tc := range tests {
 		for shard, want := range tc.want {
 			if got := shard.Predicate().Update(event.UpdateEvent{ObjectOld: in(tc.before), ObjectNew: in(tc.after)}); got != want {
-				t.Errorf("%s: shard %q hears of it: %t, want %t", name, shard, got, want)
+				t.Errorf("%s: predicate of shard %q: got %t, want %t", name, shard, got, want)
 			}
 			if got := shard.Serves(in(tc.after)); got != (shard == tc.after) {
-				t.Errorf("%s: shard %q serves it: %t", name, shard, got)
+				t.Errorf("%s: shard %q serves the object: %t", name, shard, got)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestResponsesOfMembersAreLimited reads a response without end.
+// TestResponsesOfMembersAreLimited reads an endless response.
 func TestResponsesOfMembersAreLimited(t *testing.T) {
 	t.Parallel()
 	text := bytes.Repeat([]byte("x"), 1<<20)
@@ -62,7 +62,7 @@ func TestContentOfMembers(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", test.contentType)
-				_, _ = io.WriteString(w, test.body) // the client may have gone
+				_, _ = io.WriteString(w, test.body) // the client may have closed the connection
 			}))
 			t.Cleanup(server.Close)
 			response := request(t, limitedConfigWith(t, server, kube.NewResponseMemory(20<<20)), test.path, test.accept)
@@ -71,13 +71,13 @@ func TestContentOfMembers(t *testing.T) {
 				t.Errorf("got error %v, want %q", err, test.want)
 			}
 			if got := response.Header.Get("Content-Type"); test.contentType != "text/plain" && got != "application/json" {
-				t.Errorf("it is %s", got)
+				t.Errorf("the error is %s", got)
 			}
 		})
 	}
 }
 
-// TestMembersDoNotSwitchProtocols reads a response that switches the protocol, which has no end.
+// TestMembersDoNotSwitchProtocols reads an endless response that switches the protocol.
 func TestMembersDoNotSwitchProtocols(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -87,7 +87,7 @@ func TestMembersDoNotSwitchProtocols(t *testing.T) {
 			return
 		}
 		defer func() { _ = connection.Close() }()
-		_, _ = io.WriteString(connection, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\ntext") // the client may have gone
+		_, _ = io.WriteString(connection, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\ntext") // the client may have closed the connection
 	}))
 	t.Cleanup(server.Close)
 	client, err := rest.HTTPClientFor(limitedConfig(t, server))
@@ -103,14 +103,15 @@ func TestMembersDoNotSwitchProtocols(t *testing.T) {
 	}
 }
 
-// TestMembersReturnNoProtobuf: the limit of values is one of JSON.
-func TestMembersReturnNoProtobuf(t *testing.T) {
+// TestMembersMustNotReturnProtobuf checks that requests accept only JSON, because the limit of values works only for
+// JSON.
+func TestMembersMustNotReturnProtobuf(t *testing.T) {
 	t.Parallel()
 	const protobuf = "application/vnd.kubernetes.protobuf"
 	var accepted string
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		accepted = r.Header.Get("Accept")
-		_, _ = io.WriteString(w, "k8s\x00\x12\x00") // the client may have gone
+		_, _ = io.WriteString(w, "k8s\x00\x12\x00") // the client may have closed the connection
 	}))
 	t.Cleanup(server.Close)
 	for accept, want := range map[string]string{
@@ -129,7 +130,7 @@ func TestMembersReturnNoProtobuf(t *testing.T) {
 	}
 }
 
-// TestObjectsOfMembersAreJSON: a text with an object in it is another object if it is decoded as YAML.
+// TestObjectsOfMembersAreJSON reads a JSON text that is another object if it is decoded as YAML.
 func TestObjectsOfMembersAreJSON(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -144,10 +145,10 @@ func TestObjectsOfMembersAreJSON(t *testing.T) {
 	}
 }
 
-// TestEventsOfMembersAreLimited watches objects of a member that sends one event without end.
+// TestEventsOfMembersAreLimited watches objects of a member that sends one endless event.
 func TestEventsOfMembersAreLimited(t *testing.T) {
 	t.Parallel()
-	const sent = 300 << 20 // a hub without limits must fail, and not fill the machine of the test
+	const sent = 300 << 20 // limits the memory of the test if the hub has no limit
 	text := bytes.Repeat([]byte("x"), 1<<20)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -155,7 +156,7 @@ func TestEventsOfMembersAreLimited(t *testing.T) {
 		for n := 0; n < sent && err == nil; n += len(text) {
 			_, err = w.Write(text)
 		}
-		_, _ = io.WriteString(w, `"}}}`) // the client may have gone
+		_, _ = io.WriteString(w, `"}}}`) // the client may have closed the connection
 	}))
 	t.Cleanup(server.Close)
 	objects, err := metadata.NewForConfig(limitedConfig(t, server))
@@ -196,7 +197,7 @@ func TestHeadersOfMembersAreLimited(t *testing.T) {
 	}
 }
 
-// get sends a request to server as to a member.
+// get sends a request to server like to a member.
 func get(t *testing.T, server *httptest.Server, path, accept string) *http.Response {
 	t.Helper()
 	return request(t, limitedConfig(t, server), path, accept)
@@ -223,13 +224,13 @@ func request(t *testing.T, config *rest.Config, path, accept string) *http.Respo
 	return response
 }
 
-// limitedConfig returns the configuration for requests to server as to a member.
+// limitedConfig returns the configuration for requests to server like to a member.
 func limitedConfig(t *testing.T, server *httptest.Server) *rest.Config {
 	t.Helper()
 	return limitedConfigWith(t, server, kube.NewResponseMemory(1<<30))
 }
 
-// limitedConfigWith is limitedConfig with the memory for responses.
+// limitedConfigWith is limitedConfig with a memory for responses.
 func limitedConfigWith(t *testing.T, server *httptest.Server, memory *kube.ResponseMemory) *rest.Config {
 	t.Helper()
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}

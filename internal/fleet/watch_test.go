@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestLongEventsOfAListAreListed streams a list with an object that is longer than the buffer which a watch may keep.
-// The reflector then lists the objects, and watches from there.
+// TestLongEventsOfAListAreListed streams a list with an object that is longer than the buffer of a watch. The reflector
+// then lists the objects, and watches from the version of the list.
 func TestLongEventsOfAListAreListed(t *testing.T) {
 	t.Parallel()
 	object := func(name string, length int) string {
@@ -41,7 +41,7 @@ func TestLongEventsOfAListAreListed(t *testing.T) {
 		case query.Has("sendInitialEvents"):
 			streams.Add(1)
 			for _, event := range []string{small, long, small} {
-				_, _ = fmt.Fprintf(w, `{"type":"ADDED","object":%s}`, event) // here and below the client may have gone
+				_, _ = fmt.Fprintf(w, `{"type":"ADDED","object":%s}`, event) // here and below, the client may have closed the connection
 				_ = http.NewResponseController(w).Flush()
 				<-time.After(20 * time.Millisecond)
 			}
@@ -81,6 +81,6 @@ func TestLongEventsOfAListAreListed(t *testing.T) {
 		}
 	}
 	if streams.Load() != 1 || lists.Load() != 1 {
-		t.Errorf("there were %d streams and %d lists", streams.Load(), lists.Load())
+		t.Errorf("got %d streams and %d lists", streams.Load(), lists.Load())
 	}
 }

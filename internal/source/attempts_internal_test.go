@@ -12,13 +12,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestOneCallerWaitsForARepository has 20 callers at once, for the same chart or for 20 charts of one repository.
+// TestOneCallerWaitsForARepository runs 20 concurrent callers, for the same chart or for 20 charts of one repository.
 func TestOneCallerWaitsForARepository(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		latency    time.Duration // 0: it never answers
+		latency    time.Duration // 0: the repository never responds
 		hasOneSpec bool
-		// want has the number of callers that returned after a time, without a result if it is negative.
+		// want has the number of callers that have returned by each time. A negative number is of callers without a result.
 		want map[time.Duration]int
 		// wantRetry is the PendingError.After of the callers that waited for a short time.
 		wantRetry time.Duration
@@ -76,8 +76,8 @@ func TestOneCallerWaitsForARepository(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsLongForARunningRequest has callers that come while a request is under way.
-func TestNobodyWaitsLongForARunningRequest(t *testing.T) {
+// TestCallersWaitShortlyForARunningRequest starts callers while a request is running.
+func TestCallersWaitShortlyForARunningRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		requests, end := newAttempts[string](clock.RealClock{}), make(chan struct{})
@@ -98,7 +98,7 @@ func TestNobodyWaitsLongForARunningRequest(t *testing.T) {
 		answered := make(chan struct{})
 		close(answered)
 		if waited, err := fetch("known", answered); err != nil || waited != 0 {
-			t.Errorf("a chart that needs no request, of the same repository: got %v after %s", err, waited)
+			t.Errorf("a cached chart of the same repository: got %v after %s", err, waited)
 		}
 		close(end)
 	})

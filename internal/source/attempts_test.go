@@ -14,9 +14,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// fetched returns the first result of fetch that is no PendingError. Without it, a test with several callers would
-// fail on a busy machine: most of them wait for a short time only.
-func fetched[V any](fetch func() (V, error)) (V, error) {
+// awaitResult calls fetch until its error is no PendingError, and returns the result. On a busy machine, a single call
+// may not wait long enough.
+func awaitResult[V any](fetch func() (V, error)) (V, error) {
 	for {
 		result, err := fetch()
 		if _, isPending := errors.AsType[*source.PendingError](err); !isPending {
@@ -25,10 +25,10 @@ func fetched[V any](fetch func() (V, error)) (V, error) {
 	}
 }
 
-func TestFailingRepositoryIsRememberedForAGrowingTime(t *testing.T) {
+func TestFailingRepositoryIsRetriedWithGrowingPauses(t *testing.T) {
 	t.Parallel()
 	unavailable := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
-	server := counted(unavailable)
+	server := newCountingServer(unavailable)
 	address, clock := serve(t, server), clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	charts, err := source.NewCharts(t.TempDir(), clock)
 	if err != nil {
@@ -43,7 +43,7 @@ func TestFailingRepositoryIsRememberedForAGrowingTime(t *testing.T) {
 		if isRequested {
 			requests++
 		}
-		if got := server.counted("/index.yaml"); err == nil || got != requests {
+		if got := server.countRequests("/index.yaml"); err == nil || got != requests {
 			t.Fatalf("%s: got %d requests, want %d; error %v", step, got, requests, err)
 		}
 		if name == "hello" && !strings.Contains(secret, address) && err.Error() != want {
@@ -65,13 +65,13 @@ func TestFailingRepositoryIsRememberedForAGrowingTime(t *testing.T) {
 		clock.SetTime(now)
 		fetch("after the pause", address, "hello", "two", true)
 	}
-	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "other"}, source.Verification{}, nil); err == nil || server.counted("/index.yaml") != requests+1 {
-		t.Errorf("with another login: got %d requests, want %d", server.counted("/index.yaml"), requests+1)
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "other"}, source.Verification{}, nil); err == nil || server.countRequests("/index.yaml") != requests+1 {
+		t.Errorf("with another login: got %d requests, want %d", server.countRequests("/index.yaml"), requests+1)
 	}
 	if _, err := charts.Fetch(t.Context(), helmChart(secret, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err == nil || strings.Contains(err.Error(), "cret") {
 		t.Errorf("got %v, want an error without credentials", err)
 	}
-	server.exchange(exampleRepository(t))
+	server.setHandler(exampleRepository(t))
 	clock.SetTime(now.Add(5 * time.Minute))
 	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
 		t.Errorf("got %v from a repository that is available again", err)
@@ -97,7 +97,7 @@ func TestOneFailingChartDoesNotFailItsRepository(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := counted(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server := newCountingServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/broken.tgz" {
 					w.WriteHeader(test.status)
 				} else {
@@ -109,25 +109,25 @@ func TestOneFailingChartDoesNotFailItsRepository(t *testing.T) {
 				_, err := charts.Fetch(t.Context(), helmChart(address, "broken", "0.1.0"), source.Login{}, source.Verification{}, nil)
 				wantTexts(t, err, test.want)
 			}
-			if got := server.counted("/broken.tgz"); got != 1 {
+			if got := server.countRequests("/broken.tgz"); got != 1 {
 				t.Errorf("the broken archive was requested %d times, want once", got)
 			}
 			_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
 			if (err != nil) != test.isRepositoryAffected {
-				t.Errorf("another chart: got error %v, want one: %t", err, test.isRepositoryAffected)
+				t.Errorf("another chart: got error %v, want an error: %t", err, test.isRepositoryAffected)
 			}
 		})
 	}
 }
 
-// TestArchiveOnADeadHostFailsOneChart has an index that names an archive on a host that does not answer.
-func TestArchiveOnADeadHostFailsOneChart(t *testing.T) {
+// TestArchiveOnUnresponsiveHostFailsOneChart uses an index that names an archive on a host that does not respond.
+func TestArchiveOnUnresponsiveHostFailsOneChart(t *testing.T) {
 	t.Parallel()
 	archive, err := examples.Chart{}.Archive()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := counted(at(map[string]string{"/hello.tgz": string(archive), "/index.yaml": "entries:\n" +
+	server := newCountingServer(at(map[string]string{"/hello.tgz": string(archive), "/index.yaml": "entries:\n" +
 		"  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n  broken:\n  - {version: 0.1.0, urls: ['http://127.0.0.1:1/broken.tgz']}\n"}))
 	address, charts := serve(t, server), newCharts(t, t.TempDir())
 	_, err = charts.Fetch(t.Context(), helmChart(address, "broken", "0.1.0"), source.Login{}, source.Verification{}, nil)
@@ -137,7 +137,7 @@ func TestArchiveOnADeadHostFailsOneChart(t *testing.T) {
 	}
 }
 
-func TestHangingRepositoryKeepsNobodyWaiting(t *testing.T) {
+func TestCallersDoNotWaitForHangingRepository(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})
 	var answerOnce sync.Once
@@ -168,7 +168,7 @@ func TestHangingRepositoryKeepsNobodyWaiting(t *testing.T) {
 		}
 	}
 	if took := time.Since(began); took > time.Second {
-		t.Errorf("100 callers waited %s", took)
+		t.Errorf("100 callers waited %s in total", took)
 	}
 	answerOnce.Do(func() { close(answer) })
 	for pending, err := fetch("hello"); err != nil; pending, err = fetch("hello") {

@@ -57,7 +57,7 @@ func zipped(t testing.TB, raw []byte) []byte {
 	return packed.Bytes()
 }
 
-// recordsOf returns PAX records of the size.
+// recordsOf returns PAX records with size bytes.
 func recordsOf(size int) map[string]string {
 	records := map[string]string{}
 	for i := range size / 16 {
@@ -66,7 +66,7 @@ func recordsOf(size int) map[string]string {
 	return records
 }
 
-// Helm takes a sparse file for a directory by its mode, and skips its data, which cannot be read.
+// Because of its mode, Helm handles a sparse file as a directory and skips its data, which is not readable.
 func TestChartArchivesWithAnUnreadableFile(t *testing.T) {
 	t.Parallel()
 	var sparse bytes.Buffer
@@ -88,13 +88,13 @@ func TestChartArchivesWithAnUnreadableFile(t *testing.T) {
 	copy(header[148:156], fmt.Sprintf("%06o\x00 ", sum))
 	raw := zipped(t, append(bytes.Clone(header), rawChart(t, maxChartEntries, tar.Header{Name: "a/b", Mode: 0o644})...))
 	if _, err := (&Charts{}).loadMetadata(raw); err == nil {
-		t.Error("a chart with too many files behind such a file is accepted")
+		t.Error("a chart with too many files after a sparse file is accepted")
 	}
 }
 
-// A chart of a few MiB without content takes time and memory by its entries and headers. All charts are loaded one
-// after another, so it would delay those of other tenants.
-func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it measures memory
+// The entries and headers of a chart of a few MiB without content need much time and memory. The hub loads charts in
+// sequence, so such a chart would delay the charts of other tenants.
+func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // measures memory
 	const manyFiles, long, headers = "more than 20000 files", "a name of more than 1 KiB", "headers in the archive of the chart have more than 32 MiB"
 	empty := tar.Header{Name: "a/b", Mode: 0o644}
 	inArchives := func(depth int) []byte {
@@ -105,7 +105,7 @@ func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it 
 		return raw
 	}
 	large := rawChart(t, 1, tar.Header{Name: "a/b", Mode: 0o644, PAXRecords: recordsOf(900 << 10)})
-	// The header of a file that is never in the archive.
+	// The header of a file that is missing in the archive.
 	onlyRecords := large[1024 : len(large)-1024-512]
 	endless := append(bytes.Clone(large[:1024]), bytes.Repeat(onlyRecords, 60)...)
 	for name, test := range map[string]struct {
@@ -116,7 +116,7 @@ func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it 
 		"directories":                 {zipped(t, rawChart(t, 50_000, tar.Header{Name: "a/b/", Typeflag: tar.TypeDir, Mode: 0o755})), manyFiles},
 		"links":                       {zipped(t, rawChart(t, 50_000, tar.Header{Name: "a/b", Typeflag: tar.TypeSymlink, Linkname: "c"})), manyFiles},
 		"empty entries in a subchart": {archiveOf(t, map[string]string{"Chart.yaml": chartYAML, "charts/b.tgz": string(zipped(t, rawChart(t, 50_000, empty)))}), manyFiles},
-		// Helm keeps the file of a subchart in all charts above it.
+		// Helm keeps the file of a subchart in all its parent charts.
 		"files of nested charts": {zipped(t, rawChart(t, 1000, tar.Header{Name: "a/" + strings.Repeat("charts/b/", 100) + "c", Mode: 0o644})), manyFiles},
 		"archives in archives":   {inArchives(250), manyFiles},
 		"long names":             {zipped(t, rawChart(t, 1, tar.Header{Name: "a/" + strings.Repeat("b", 2000), Mode: 0o644})), long},
@@ -129,13 +129,13 @@ func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it 
 			}
 		})
 	}
-	// The largest public charts have some thousand files.
+	// The largest public charts have several thousand files.
 	for name, raw := range map[string][]byte{"files": zipped(t, rawChart(t, 10_000, empty)), "subcharts": inArchives(5)} {
 		if _, err := (&Charts{}).loadMetadata(raw); err != nil {
 			t.Errorf("a chart with many %s: %v", name, err)
 		}
 	}
-	// In a source of Flux, the directories above the chart are no charts.
+	// In a source of Flux, the parent directories of the chart are no charts.
 	const deep = "charts/b/"
 	for below, want := range map[string]string{"": "", strings.Repeat(deep, 100): manyFiles} {
 		above := strings.Repeat(deep, 100)

@@ -20,18 +20,18 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// counting serves a handler, which may be exchanged, and counts what it was asked and how it answered.
-type counting struct {
-	mu      sync.Mutex // guards what follows
+// countingServer serves a handler, and counts the requests by path and the responses by status.
+type countingServer struct {
+	mu      sync.Mutex // guards the fields below
 	handler http.Handler
-	asked   map[string]int
+	paths   map[string]int
 	status  map[int]int
 }
 
-func (c *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *countingServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	handler := c.handler
-	c.asked[r.URL.Path]++
+	c.paths[r.URL.Path]++
 	c.mu.Unlock()
 	recorded := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
 	handler.ServeHTTP(recorded, r)
@@ -40,16 +40,16 @@ func (c *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.status[recorded.status]++
 }
 
-func (c *counting) exchange(handler http.Handler) {
+func (c *countingServer) setHandler(handler http.Handler) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handler = handler
 }
 
-func (c *counting) counted(path string) int {
+func (c *countingServer) countRequests(path string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.asked[path]
+	return c.paths[path]
 }
 
 type statusRecorder struct {
@@ -62,8 +62,8 @@ func (s *statusRecorder) WriteHeader(status int) {
 	s.ResponseWriter.WriteHeader(status)
 }
 
-func counted(handler http.Handler) *counting {
-	return &counting{handler: handler, asked: map[string]int{}, status: map[int]int{}}
+func newCountingServer(handler http.Handler) *countingServer {
+	return &countingServer{handler: handler, paths: map[string]int{}, status: map[int]int{}}
 }
 
 func exampleRepository(t *testing.T, charts ...examples.Chart) http.Handler {
@@ -91,9 +91,9 @@ func newCharts(t *testing.T, dir string) *source.Charts {
 	return charts
 }
 
-// responded returns the error of fetch once the repository has responded. On a busy machine that can take longer than a
-// call waits.
-func responded(fetch func() error) error {
+// awaitResponse calls fetch until the repository has responded, and returns the error. On a busy machine, a single call
+// may not wait long enough.
+func awaitResponse(fetch func() error) error {
 	for {
 		err := fetch()
 		pending, ok := errors.AsType[*source.PendingError](err)
@@ -128,7 +128,7 @@ func TestFetchChoosesVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := fetched(func() (source.Chart, error) {
+			got, err := awaitResult(func() (source.Chart, error) {
 				return charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{}, source.Verification{}, nil)
 			})
 			if err != nil {
@@ -150,13 +150,13 @@ func TestFetchChoosesVersions(t *testing.T) {
 
 func TestFetchDownloadsOnce(t *testing.T) {
 	t.Parallel()
-	server := counted(exampleRepository(t))
+	server := newCountingServer(exampleRepository(t))
 	address, dir := serve(t, server), t.TempDir()
 	charts := newCharts(t, dir)
 	var group sync.WaitGroup
 	for range 50 {
 		group.Go(func() {
-			_, err := fetched(func() (source.Chart, error) {
+			_, err := awaitResult(func() (source.Chart, error) {
 				return charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
 			})
 			if err != nil {
@@ -165,15 +165,15 @@ func TestFetchDownloadsOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	server.exchange(http.NotFoundHandler())
+	server.setHandler(http.NotFoundHandler())
 	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
 		if _, err := again.Fetch(t.Context(), helmChart(address, "repo/hello", "v0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
-			t.Errorf("a kept chart needs its repository: %v", err)
+			t.Errorf("fetch a cached chart without its repository: %v", err)
 		}
 	}
 	for path, want := range map[string]int{"/index.yaml": 1, "/hello-0.1.0.tgz": 1} {
-		if got := server.counted(path); got != want {
-			t.Errorf("%s was asked for %d times, want %d", path, got, want)
+		if got := server.countRequests(path); got != want {
+			t.Errorf("%s was requested %d times, want %d", path, got, want)
 		}
 	}
 }
@@ -194,13 +194,13 @@ func TestFetchReplacesADamagedArchive(t *testing.T) {
 	}
 	archive, err := os.ReadFile(second.Path)
 	if err != nil || string(archive) == "damaged" {
-		t.Errorf("the damaged archive is still there (%v)", err)
+		t.Errorf("the damaged archive was not replaced (%v)", err)
 	}
 }
 
-func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
+func TestIndexIsCachedUntilAVersionIsMissing(t *testing.T) {
 	t.Parallel()
-	server := counted(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
+	server := newCountingServer(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
 	address := serve(t, server)
 	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	charts, err := source.NewCharts(t.TempDir(), clock)
@@ -219,8 +219,8 @@ func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
 	}
 	wantIndexes := func(want, unchanged int) {
 		t.Helper()
-		if got := server.counted("/index.yaml"); got != want || server.status[http.StatusNotModified] != unchanged {
-			t.Errorf("the index was asked for %d times and unchanged %d times, want %d and %d", got, server.status[http.StatusNotModified], want, unchanged)
+		if got := server.countRequests("/index.yaml"); got != want || server.status[http.StatusNotModified] != unchanged {
+			t.Errorf("the index was requested %d times and unchanged %d times, want %d and %d", got, server.status[http.StatusNotModified], want, unchanged)
 		}
 	}
 	fetch("0.x", "0.1.0")
@@ -229,18 +229,18 @@ func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
 	clock.SetTime(time.Unix(61, 0))
 	fetch("0.x", "0.1.0")
 	wantIndexes(2, 1)
-	server.exchange(exampleRepository(t, examples.Chart{Version: "0.1.0"}, examples.Chart{Version: "0.2.0"}))
+	server.setHandler(exampleRepository(t, examples.Chart{Version: "0.1.0"}, examples.Chart{Version: "0.2.0"}))
 	fetch("0.x", "0.1.0")
-	fetch("0.2.0", "0.2.0") // not in the index that is kept, so the repository is asked at once
+	fetch("0.2.0", "0.2.0") // not in the cached index, so the index is requested at once
 	fetch("0.x", "0.2.0")
 	wantIndexes(3, 1)
 }
 
-// TestMissingVersionIsRemembered fetches a version that does not exist as the clusters of a rollout do, and then after
-// it was published.
+// TestMissingVersionIsRemembered fetches a version that does not exist several times, like the clusters of a rollout,
+// and then after it was published.
 func TestMissingVersionIsRemembered(t *testing.T) {
 	t.Parallel()
-	server := counted(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
+	server := newCountingServer(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
 	address := serve(t, server)
 	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	charts, err := source.NewCharts(t.TempDir(), clock)
@@ -256,17 +256,17 @@ func TestMissingVersionIsRemembered(t *testing.T) {
 			t.Fatalf("got %v, want ErrNotFound", err)
 		}
 	}
-	if got := server.counted("/index.yaml"); got > 2 {
+	if got := server.countRequests("/index.yaml"); got > 2 {
 		t.Errorf("the index was requested %d times", got)
 	}
-	server.exchange(exampleRepository(t, examples.Chart{Version: "9.9.9"}))
+	server.setHandler(exampleRepository(t, examples.Chart{Version: "9.9.9"}))
 	clock.SetTime(time.Unix(10, 0))
 	if err := fetch(); err != nil {
 		t.Errorf("got %v after the version was published", err)
 	}
 }
 
-func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
+func TestFetchErrorsNameChartAndRepository(t *testing.T) {
 	t.Parallel()
 	archive, err := examples.Chart{}.Archive()
 	if err != nil {
@@ -297,7 +297,7 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := fetched(func() (source.Chart, error) {
+			_, err := awaitResult(func() (source.Chart, error) {
 				return charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{}, source.Verification{}, nil)
 			})
 			if test.invalid {
@@ -331,7 +331,7 @@ func at(bodies map[string]string) http.Handler {
 
 func TestLoginsAreKeptApart(t *testing.T) {
 	t.Parallel()
-	server := counted(withPassword(exampleRepository(t)))
+	server := newCountingServer(withPassword(exampleRepository(t)))
 	address, charts := serve(t, server), newCharts(t, t.TempDir())
 	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{Username: "me", Password: "s:cret"}, source.Verification{}, nil); err != nil {
 		t.Fatal(err)

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// hubWith returns a client of a real API server, and a template context in a namespace of its own that holds objects.
-func hubWith(t *testing.T, objects ...client.Object) (client.Client, source.TemplateContext) {
+// createHub returns a client of a real API server, and a template context in a new namespace with the objects.
+func createHub(t *testing.T, objects ...client.Object) (client.Client, source.TemplateContext) {
 	t.Helper()
 	plane := localkube.Shared(t)
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
@@ -53,7 +53,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	web := configMap("web-eu-1", map[string]string{"b.yaml": "b", "a.yaml": "a"})
 	web.BinaryData = map[string][]byte{"aa": {0xff}}
 	web.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
-	hub, tmplCtx := hubWith(t, web)
+	hub, tmplCtx := createHub(t, web)
 	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}", Path: "has/no/effect"}
 	got, err := contentsOf(hub).Manifests(t.Context(), ref, tmplCtx)
 	if err != nil {
@@ -68,7 +68,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 		},
 		Template: true,
 	}
-	want.Digest = got.Digest // what it follows is checked below
+	want.Digest = got.Digest // the digest is checked below
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("content differs (-want +got):\n%s", diff)
 	}
@@ -81,13 +81,13 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	if changed.Digest == got.Digest || got.Digest == "" {
-		t.Errorf("the digest %q did not follow the content", got.Digest)
+		t.Errorf("the digest %q has not changed with the content", got.Digest)
 	}
 }
 
 func TestManifestsReadsSecretsMadeForProfiles(t *testing.T) {
 	t.Parallel()
-	hub, tmplCtx := hubWith(t,
+	hub, tmplCtx := createHub(t,
 		secret("made-for-it", libv1beta1.ProfileSecretType, map[string]string{"a.yaml": "a"}),
 		secret("something-else", corev1.SecretTypeOpaque, map[string]string{"a.yaml": "hidden"}),
 	)
@@ -113,7 +113,7 @@ func (s storedConfigMap) Get(_ context.Context, _ client.ObjectKey, obj client.O
 	return nil
 }
 
-// TestDigestIsComputedOncePerVersion has content that changes without its version: only a computed digest follows it.
+// TestDigestIsComputedOncePerVersion changes content without its version: only a new computation changes the digest.
 func TestDigestIsComputedOncePerVersion(t *testing.T) {
 	t.Parallel()
 	stored := configMap("web", nil)
@@ -148,7 +148,7 @@ func TestDigestIsComputedOncePerVersion(t *testing.T) {
 
 func TestMissingContent(t *testing.T) {
 	t.Parallel()
-	hub, tmplCtx := hubWith(t)
+	hub, tmplCtx := createHub(t)
 	_, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, tmplCtx)
 	if !errors.Is(err, source.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
@@ -159,16 +159,16 @@ func TestMissingContent(t *testing.T) {
 
 	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, tmplCtx)
 	if err != nil || len(got.Files) != 0 {
-		t.Errorf("optional and missing: got %v and %v, want nothing", got, err)
+		t.Errorf("optional and missing: got %v and %v, want no content", got, err)
 	}
 }
 
-func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
+func TestUnsupportedContentIsRefused(t *testing.T) {
 	t.Parallel()
 	scripted, partial := configMap("scripted", nil), configMap("partial", nil)
 	scripted.Annotations = map[string]string{libv1beta1.LuaAnnotation: "", libv1beta1.TemplateAnnotation: ""}
 	partial.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status, /scale"}
-	hub, tmplCtx := hubWith(t, scripted, partial)
+	hub, tmplCtx := createHub(t, scripted, partial)
 	for name, test := range map[string]struct {
 		ref  libv1beta1.PolicyRef
 		want string
@@ -183,8 +183,8 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 	}
 }
 
-// annotated returns a Secret of another type with a login for hosts.
-func annotated(name, hosts string) *corev1.Secret {
+// newAnnotatedSecret returns a Secret of another type with a login and an annotation for hosts.
+func newAnnotatedSecret(name, hosts string) *corev1.Secret {
 	named := secret(name, corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret"})
 	named.Annotations = map[string]string{kube.AnnotationAllowedHosts: hosts}
 	return named
@@ -193,12 +193,12 @@ func annotated(name, hosts string) *corev1.Secret {
 func TestLogin(t *testing.T) {
 	t.Parallel()
 	docker := `{"auths":{"https://other.example.com/v1/":{"auth":"b3RoZXI6bm8="},"registry.example.com:5000":{"auth":"bWU6czpjcmV0"}}}`
-	hub, tmplCtx := hubWith(t,
+	hub, tmplCtx := createHub(t,
 		secret("basic", libv1beta1.ProfileSecretType, map[string]string{"username": "me", "password": "s:cret"}),
 		secret("other", corev1.SecretTypeBasicAuth, map[string]string{"username": "me", "password": "s:cret"}),
-		annotated("named", "example.com, registry.example.com:5000"),
-		annotated("named-without-port", "registry.example.com"),
-		annotated("named-otherwise", "registry.example.com:443"),
+		newAnnotatedSecret("named", "example.com, registry.example.com:5000"),
+		newAnnotatedSecret("named-without-port", "registry.example.com"),
+		newAnnotatedSecret("named-otherwise", "registry.example.com:443"),
 		secret("docker", corev1.SecretTypeDockerConfigJson, map[string]string{".dockerconfigjson": docker}),
 		secret("generic", corev1.SecretTypeOpaque, map[string]string{"config.json": docker, "x": "y"}),
 		secret("keyed", corev1.SecretTypeOpaque, map[string]string{"a": docker, "b": "not it"}),
@@ -254,12 +254,12 @@ func TestLogin(t *testing.T) {
 
 func TestRestrictedContextReadsOneNamespace(t *testing.T) {
 	t.Parallel()
-	_, elsewhere := hubWith(t,
+	_, elsewhere := createHub(t,
 		configMap("content", map[string]string{"a.yaml": "a"}),
 		secret("login", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret", "ca.crt": "PEM",
 			"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 	)
-	hub, tmplCtx := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
+	hub, tmplCtx := createHub(t, configMap("content", map[string]string{"a.yaml": "a"}))
 	tmplCtx.RestrictedNamespace = tmplCtx.Namespace
 	tmplCtx.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
 	if _, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: tmplCtx.Namespace, Name: "content"}, tmplCtx); err != nil {

@@ -33,7 +33,7 @@ func trustRoot(t *testing.T, sigstore root.TrustedMaterial, ctLogs map[string]*r
 	logs := sigstore.RekorLogs()
 	for _, known := range []map[string]*root.TransparencyLog{logs, ctLogs} {
 		for id, entry := range known {
-			raw, err := hex.DecodeString(id) // the stand-in has the digits here
+			raw, err := hex.DecodeString(id) // the virtual Sigstore has the hexadecimal ID here
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +76,7 @@ func logEntry(t *testing.T, sigstore *ca.VirtualSigstore, entity *ca.TestEntity)
 	return entry
 }
 
-// classicKeyless is a signature as cosign sign of version 2 writes it without a key.
+// classicKeyless returns a keyless signature like cosign sign of version 2.
 func classicKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) blob {
 	t.Helper()
 	text := payload(digest)
@@ -113,7 +113,7 @@ func classicKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) b
 	return signed
 }
 
-// bundleKeyless is a bundle as cosign sign of version 3 writes it without a key.
+// bundleKeyless returns a keyless bundle like cosign sign of version 3.
 func bundleKeyless(t *testing.T, sigstore *ca.VirtualSigstore, digest string) []byte {
 	t.Helper()
 	text := statement(digest, signStatement)

@@ -37,17 +37,17 @@ const (
 	identity        = "https://example.com/charts/release.yaml@refs/tags/v0.1.0"
 )
 
-// signedChart is hello 0.1.0 in a registry, to be signed in the test.
+// signedChart is the chart hello 0.1.0 in a registry. The test signs it.
 type signedChart struct {
 	address  string // oci:// URL of the charts
 	name     string // of the chart in the registry, without scheme
 	manifest ocispec.Descriptor
-	server   *counting
+	server   *countingServer
 }
 
 func newSignedChart(t *testing.T, options ...registry.Option) signedChart {
 	t.Helper()
-	handler := counted(registry.New(append(options, registry.Logger(log.New(io.Discard, "", 0)))...))
+	handler := newCountingServer(registry.New(append(options, registry.Logger(log.New(io.Discard, "", 0)))...))
 	host := strings.TrimPrefix(serve(t, handler), "http://")
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
 	name := host + "/charts/hello"
@@ -57,35 +57,35 @@ func newSignedChart(t *testing.T, options ...registry.Option) signedChart {
 	}
 }
 
-// attachClassic writes signatures as cosign sign of version 2 does.
+// attachClassic writes signatures like cosign sign of version 2.
 func (c signedChart) attachClassic(t *testing.T, signatures ...blob) {
 	t.Helper()
 	pushArtifact(t, c.name+":"+strings.Replace(c.manifest.Digest.String(), ":", "-", 1)+".sig", nil, signatures...)
 }
 
-// attachBundle writes a Sigstore bundle as cosign sign of version 3 does.
+// attachBundle writes a Sigstore bundle like cosign sign of version 3.
 func (c signedChart) attachBundle(t *testing.T, bundle []byte) {
 	t.Helper()
 	pushArtifact(t, c.name, &c.manifest, blob{mediaType: bundleMediaType, content: bundle})
 }
 
-// Each call is for another spec, so that failures are not remembered.
+// fetch fetches the chart with another spec in each call, so the result of a former failure is not used.
 func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.SignatureRequirement) error {
 	t.Helper()
-	return responded(func() error {
+	return awaitResponse(func() error {
 		_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
 			source.Verification{Signature: &wanted}, rand.Text)
 		return err
 	})
 }
 
-// payload is what cosign of version 2 signs.
+// payload returns the payload that cosign of version 2 signs.
 func payload(digest string) []byte {
 	return fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"charts/hello"},"image":{"docker-manifest-digest":%q},`+
 		`"type":"cosign container image signature"},"optional":null}`, digest)
 }
 
-// statement is what cosign of version 3 signs.
+// statement returns the statement that cosign of version 3 signs.
 func statement(digest, kind string) []byte {
 	return fmt.Appendf(nil, `{"_type":"https://in-toto.io/Statement/v1","subject":[{"digest":{"sha256":%q}}],"predicateType":%q,"predicate":{}}`,
 		strings.TrimPrefix(digest, "sha256:"), kind)
@@ -274,7 +274,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 	}
 }
 
-// wantVerified checks that err is nil if want is empty. Otherwise err must have the chart, the repository and want.
+// wantVerified checks that err is nil if want is empty. Otherwise err must contain the chart, the repository and want.
 func wantVerified(t *testing.T, err error, chart signedChart, want string) {
 	t.Helper()
 	if want == "" {
@@ -287,8 +287,8 @@ func wantVerified(t *testing.T, err error, chart signedChart, want string) {
 	wantTexts(t, err, "chart repo/hello 0.1.0 in "+chart.address+": ", want)
 }
 
-// Attestations that cosign marks as such are not downloaded: they may be many and large.
-func TestAttestationsAreNoSignatures(t *testing.T) {
+// The hub does not download artifacts that cosign marks as attestations, because they may be many and large.
+func TestAttestationsAreIgnored(t *testing.T) {
 	t.Parallel()
 	key, chart := ecdsaKey(t), newSignedChart(t)
 	kind := "https://spdx.dev/Document"
@@ -297,15 +297,15 @@ func TestAttestationsAreNoSignatures(t *testing.T) {
 		annotations: map[string]string{"dev.sigstore.bundle.predicateType": kind},
 	})
 	path := "/v2/charts/hello/manifests/" + attestation.Digest.String()
-	before := chart.server.counted(path)
+	before := chart.server.countRequests(path)
 	err := chart.fetch(t, newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, key)})
 	wantVerified(t, err, chart, "the chart has no cosign signature")
-	if got := chart.server.counted(path); got != before {
+	if got := chart.server.countRequests(path); got != before {
 		t.Error("the attestation was downloaded")
 	}
 }
 
-// A signature belongs to one manifest. A tag that was moved to another manifest has no signature.
+// A signature is for one manifest. A tag that was moved to another manifest has no signature.
 func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	t.Parallel()
 	key, chart := ecdsaKey(t), newSignedChart(t)
@@ -314,7 +314,7 @@ func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	charts, wanted := newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, key)}
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
 
-	// The signed chart is also not accepted under another tag.
+	// The signed chart is not accepted with another tag.
 	signed := newSignedChart(t)
 	signed.attachClassic(t, classicByKey(t, key, signed.manifest.Digest.String()))
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
@@ -343,7 +343,7 @@ func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "")
 	other := source.SignatureRequirement{PublicKey: publicPEM(t, ecdsaKey(t))}
 	wantVerified(t, chart.fetch(t, charts, other), chart, "its cosign signature is not valid")
-	chart.server.exchange(http.NotFoundHandler())
+	chart.server.setHandler(http.NotFoundHandler())
 	wantVerified(t, chart.fetch(t, newCharts(t, dir), wanted), chart, "")
 	if err := chart.fetch(t, newCharts(t, dir), other); err == nil {
 		t.Error("a chart is accepted for a key that did not sign it")
@@ -359,12 +359,12 @@ func TestSignatureNeedsARegistry(t *testing.T) {
 	wantTexts(t, err, "chart repo/hello 0.1.0 in "+address+": signatureVerification: cosign signs charts in OCI registries (oci://) only")
 }
 
-func TestRegistryThatFailsIsNoMissingSignature(t *testing.T) {
+func TestRegistryFailureIsNoMissingSignature(t *testing.T) {
 	t.Parallel()
 	key, chart := ecdsaKey(t), newSignedChart(t)
 	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
 	working := chart.server.handler
-	chart.server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	chart.server.setHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, ".sig") {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
@@ -375,8 +375,8 @@ func TestRegistryThatFailsIsNoMissingSignature(t *testing.T) {
 	err := chart.fetch(t, charts, wanted)
 	wantTexts(t, err, "503")
 	if errors.Is(err, source.ErrUnverified) {
-		t.Errorf("got %v, want an error about the way to the registry", err)
+		t.Errorf("got %v, want an error about the connection to the registry", err)
 	}
-	chart.server.exchange(working)
+	chart.server.setHandler(working)
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "")
 }

@@ -18,8 +18,8 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// TestSlowFetchMakesRoom has a repository that sends a part of its index, and then nothing. It does not keep the memory
-// of all fetches from another one.
+// TestSlowFetchMakesRoom uses a repository that stops in the middle of its index. Another repository gets the memory of
+// this fetch.
 func TestSlowFetchMakesRoom(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -88,7 +88,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	shared.users.clear()
 	f.removeIfUnused(shared)
 	want(fetch("/5", "us/a"), "")
-	// Another namespace uses the content of a file instead: it counts there.
+	// Another namespace uses the content of a file, so its size counts for that namespace.
 	file := RemoteUse{Reference: Reference{Kind: KindURL, URL: server + "/0"}, Interval: time.Hour}
 	f.byUser["eu/a"], f.byUser["eu/b"] = []RemoteUse{file}, []RemoteUse{file}
 	for _, change := range []struct {
@@ -109,13 +109,13 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	}
 	for namespace, share := range f.shares {
 		if used := share.used.Load(); used != 0 || f.Size() != 0 {
-			t.Errorf("%d bytes of namespace %q are not freed, in all %d", used, namespace, f.Size())
+			t.Errorf("%d bytes of namespace %q are not freed, %d in total", used, namespace, f.Size())
 		}
 	}
 }
 
-// TestSlowFetchOfURLIsCanceled has a server that stops in the middle of a file. Its fetch is canceled when another
-// fetch needs the memory, for the same namespace or another one.
+// TestSlowFetchOfURLIsCanceled uses a server that stops in the middle of a file. Its fetch is canceled when another
+// fetch needs the memory, for the same namespace or another namespace.
 func TestSlowFetchOfURLIsCanceled(t *testing.T) {
 	t.Parallel()
 	end := make(chan struct{})
@@ -138,8 +138,8 @@ func TestSlowFetchOfURLIsCanceled(t *testing.T) {
 				shares[namespace] = &fetchShare{limits: f.limits, namespace: namespace}
 			}
 			fetch := func(path, namespace string) error {
-				fetched, err := f.fetch(t.Context(), shares[namespace], Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
-				fetched.free()
+				awaitResult, err := f.fetch(t.Context(), shares[namespace], Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
+				awaitResult.free()
 				return err
 			}
 			slow := make(chan error, 1)
@@ -159,7 +159,7 @@ func TestSlowFetchOfURLIsCanceled(t *testing.T) {
 	}
 }
 
-// TestSlowFetchesDoNotCancelEachOther has two slow fetches that need more memory. Only the second one is canceled.
+// TestSlowFetchesDoNotCancelEachOther runs two slow fetches that need more memory. Only the second is canceled.
 func TestSlowFetchesDoNotCancelEachOther(t *testing.T) {
 	t.Parallel()
 	limits := newFetchLimits("the content of all URLs has", 10)
@@ -187,7 +187,7 @@ func TestSlowFetchesDoNotCancelEachOther(t *testing.T) {
 	}
 }
 
-// TestCanceledFetchDoesNotWaitForOthers has as many archives that are being unpacked as possible.
+// TestCanceledFetchDoesNotWaitForOthers cancels a fetch while the maximum number of archives is being unpacked.
 func TestCanceledFetchDoesNotWaitForOthers(t *testing.T) {
 	t.Parallel()
 	const magic = "\x1f\x8b" // of gzip
@@ -215,6 +215,6 @@ func TestCanceledFetchDoesNotWaitForOthers(t *testing.T) {
 			t.Errorf("the fetch ends with %v", err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("the canceled fetch waits for the archives of others")
+		t.Error("the canceled fetch waits for other archives")
 	}
 }

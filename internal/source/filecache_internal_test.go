@@ -53,7 +53,7 @@ func TestLeastRecentlyUsedFilesAreDeleted(t *testing.T) {
 			t.Errorf("file %s: %v, want kept %t", name, err, want)
 		}
 	}
-	// A restart counts the files that are there.
+	// After a restart, the cache counts the existing files.
 	if _, err := newFileCache(dir, 2*minFileSize); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestLeastRecentlyUsedFilesAreDeleted(t *testing.T) {
 	}
 }
 
-// The author of a profile changes its chart again and again.
+// The author of a profile changes its chart many times.
 func TestChartFilesHaveALimit(t *testing.T) {
 	t.Parallel()
 	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
@@ -116,7 +116,7 @@ func TestIndexesHaveALimit(t *testing.T) {
 	}
 }
 
-// An index of two-byte values takes much more memory than its size.
+// An index of two-byte values needs much more memory than its size.
 func TestIndexesOfManyValues(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]struct{ begin, value string }{
@@ -125,17 +125,17 @@ func TestIndexesOfManyValues(t *testing.T) {
 		raw := []byte(text.begin + strings.Repeat(text.value, maxIndex/2/len(text.value)))
 		before := time.Now()
 		if _, err := parseIndex(raw); err == nil || !strings.Contains(err.Error(), "values") {
-			t.Errorf("%s: got error %v, want one about the number of values", name, err)
+			t.Errorf("%s: got error %v, want an error about the number of values", name, err)
 		}
 		if took := time.Since(before); took > 10*time.Second {
-			t.Errorf("%s: it took %s", name, took)
+			t.Errorf("%s: the parser needed %s", name, took)
 		}
 	}
 	aliases := "x: &a " + strings.Repeat("x", 50<<10) + "\nentries: {a: [{urls: [" + strings.Repeat("*a, ", 2000) + "]}]}\n"
 	if _, err := parseIndex([]byte(aliases)); err == nil || !strings.Contains(err.Error(), "values") {
-		t.Errorf("aliases: got error %v, want one about the number of values", err)
+		t.Errorf("aliases: got error %v, want an error about the number of values", err)
 	}
-	// The largest public indexes have less than a million lines.
+	// The largest public indexes have less than one million lines.
 	var large strings.Builder
 	large.WriteString("apiVersion: v1\nentries:\n  a:\n")
 	for i := range 100_000 {
@@ -146,7 +146,7 @@ func TestIndexesOfManyValues(t *testing.T) {
 	}
 }
 
-// Two repositories send a part of their index, and then nothing.
+// Two repositories stop in the middle of their index.
 func TestFetchesHaveALimit(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -207,7 +207,7 @@ func archiveOf(t testing.TB, files map[string]string) []byte {
 	return archived.Bytes()
 }
 
-// A chart of a few KiB takes much more memory than Helm's limits suggest.
+// A chart of a few KiB may need much more memory than Helm's limits allow for archives.
 func TestChartsThatTakeMuchMemory(t *testing.T) {
 	t.Parallel()
 	chartFile := "apiVersion: v2\nname: a\nversion: 1.0.0\n"
@@ -255,7 +255,7 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 	}
 }
 
-// The fields of Chart.yaml that the hub keeps have no limit in Helm. requirements.yaml can set them too.
+// Helm has no limit for the fields of Chart.yaml that the hub keeps. requirements.yaml can also set them.
 func TestChartsWithLongFieldsAreRefused(t *testing.T) {
 	t.Parallel()
 	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
@@ -296,7 +296,7 @@ func TestChartsWithLongFieldsAreRefused(t *testing.T) {
 	}
 }
 
-func TestLargeIconsAreLeftOut(t *testing.T) {
+func TestLargeIconsAreOmitted(t *testing.T) {
 	t.Parallel()
 	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
 	if err != nil {
@@ -306,15 +306,15 @@ func TestLargeIconsAreLeftOut(t *testing.T) {
 		request := chartRequest{repositoryURL: "https://example.com", name: fmt.Sprint(size), version: "1.0.0"}
 		stored, err := charts.store(request, downloadedChart{metadata: &chart.Metadata{Icon: strings.Repeat("a", size)}})
 		if err != nil || len(stored.Icon) != want {
-			t.Errorf("got an icon of %d bytes for one of %d, %v", len(stored.Icon), size, err)
+			t.Errorf("stored icon: got %d bytes for an icon of %d bytes, %v", len(stored.Icon), size, err)
 		}
 		if cached, ok := charts.cached(request); !ok || cached != stored {
-			t.Errorf("the cached chart with an icon of %d bytes has one of %d", size, len(cached.Icon))
+			t.Errorf("cached chart with an icon of %d bytes: got an icon of %d bytes", size, len(cached.Icon))
 		}
 	}
 }
 
-// The hub keeps some charts in memory, and the files of all.
+// The hub keeps some charts in memory, and the files of all charts.
 func TestChartsInMemoryHaveALimit(t *testing.T) {
 	t.Parallel()
 	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
@@ -347,7 +347,7 @@ func TestChartsInMemoryHaveALimit(t *testing.T) {
 	}
 }
 
-// A hub was killed while it packaged a chart and while it stored one.
+// A hub was killed while it packaged or stored a chart.
 func TestTemporaryFilesOfAKilledHubAreDeleted(t *testing.T) {
 	t.Parallel()
 	for name, create := range map[string]func(dir string) error{

@@ -29,10 +29,10 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// fluxHub has sources of Flux and the server of their artifacts.
+// fluxHub is a reader of Flux sources, and the server of their artifacts.
 type fluxHub struct {
 	t      *testing.T
-	server *counting
+	server *countingServer
 	url    string
 	clock  *clocktesting.FakePassiveClock
 	dir    string
@@ -44,14 +44,14 @@ type fluxHub struct {
 func newFluxHub(t *testing.T) *fluxHub {
 	t.Helper()
 	h := &fluxHub{
-		t: t, server: counted(http.NotFoundHandler()), clock: clocktesting.NewFakePassiveClock(time.Unix(0, 0)), dir: t.TempDir(),
+		t: t, server: newCountingServer(http.NotFoundHandler()), clock: clocktesting.NewFakePassiveClock(time.Unix(0, 0)), dir: t.TempDir(),
 		objects: map[source.Reference]*unstructured.Unstructured{},
 	}
 	h.url = serve(t, h.server)
 	return h
 }
 
-// contents returns what a hub that has just started reads with.
+// contents returns the Contents of a hub that has just started.
 func (h *fluxHub) contents() *source.Contents {
 	h.t.Helper()
 	artifacts, err := source.NewArtifacts(h.dir, h.clock)
@@ -78,10 +78,10 @@ func (h *fluxHub) set(yaml map[string]any) {
 	h.objects[app] = &unstructured.Unstructured{Object: yaml}
 }
 
-// publish makes raw the artifact of the source app.
+// publish sets raw as the artifact of the source app.
 func (h *fluxHub) publish(revision string, raw []byte) {
 	path := "/gitrepository/eu/app/" + revision + ".tar.gz"
-	h.server.exchange(at(map[string]string{path: string(raw)}))
+	h.server.setHandler(at(map[string]string{path: string(raw)}))
 	h.set(withArtifact(h.url+path, fmt.Sprintf("sha256:%x", sha256.Sum256(raw))))
 }
 
@@ -89,7 +89,7 @@ func withArtifact(url, digest string) map[string]any {
 	return map[string]any{"status": map[string]any{"artifact": map[string]any{"url": url, "digest": digest}}}
 }
 
-// tarball returns files as source-controller archives them.
+// tarball returns an archive of files like source-controller.
 func tarball(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
@@ -154,7 +154,7 @@ func TestManifestsOfAFluxSource(t *testing.T) {
 	}
 	_, err := contents.Manifests(t.Context(), appRef("we"), templateContext())
 	wantInvalid(t, err, `GitRepository eu/app has no directory "we"`)
-	if got := h.server.counted("/gitrepository/eu/app/one.tar.gz"); got != 1 {
+	if got := h.server.countRequests("/gitrepository/eu/app/one.tar.gz"); got != 1 {
 		t.Errorf("the artifact was requested %d times, want 1", got)
 	}
 }
@@ -167,20 +167,20 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			_, err := fetched(func() (source.Content, error) { return contents.Manifests(t.Context(), appRef(""), templateContext()) })
+			_, err := awaitResult(func() (source.Content, error) { return contents.Manifests(t.Context(), appRef(""), templateContext()) })
 			if err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
-	if got := h.server.counted("/gitrepository/eu/app/one.tar.gz"); got != 1 {
+	if got := h.server.countRequests("/gitrepository/eu/app/one.tar.gz"); got != 1 {
 		t.Errorf("the artifact was requested %d times, want 1", got)
 	}
-	// After a restart it comes from the directory, also without the server.
-	h.server.exchange(http.NotFoundHandler())
-	if _, err := h.contents().Manifests(t.Context(), appRef(""), templateContext()); err != nil || h.server.counted("/gitrepository/eu/app/one.tar.gz") != 1 {
-		t.Errorf("after a restart: got %v and %d requests, want 1", err, h.server.counted("/gitrepository/eu/app/one.tar.gz"))
+	// After a restart, the hub reads the artifact from the directory, without the server.
+	h.server.setHandler(http.NotFoundHandler())
+	if _, err := h.contents().Manifests(t.Context(), appRef(""), templateContext()); err != nil || h.server.countRequests("/gitrepository/eu/app/one.tar.gz") != 1 {
+		t.Errorf("after a restart: got %v and %d requests, want 1", err, h.server.countRequests("/gitrepository/eu/app/one.tar.gz"))
 	}
 	h.publish("two", tarball(t, map[string]string{"a.yaml": "2"}))
 	if got, err := contents.Manifests(t.Context(), appRef(""), templateContext()); err != nil || string(got.Files[0].Data) != "2" {
@@ -188,8 +188,8 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	}
 }
 
-// TestStoredArtifactIsVerified replaces the stored archive by another valid one. After a restart of the hub, it must
-// not be deployed as the content of the digest.
+// TestStoredArtifactIsVerified replaces the stored archive by another valid archive. After a restart, the hub must not
+// use it as the content of the digest.
 func TestStoredArtifactIsVerified(t *testing.T) {
 	t.Parallel()
 	h := newFluxHub(t)
@@ -208,7 +208,7 @@ func TestStoredArtifactIsVerified(t *testing.T) {
 	if err != nil || len(got.Files) != 1 || string(got.Files[0].Data) != "one" {
 		t.Errorf("got %q, %v", got.Files, err)
 	}
-	// The server has the other archive, too.
+	// The server also has the other archive.
 	h.set(withArtifact(h.url+"/gitrepository/eu/app/one.tar.gz", "sha256:"+strings.Repeat("0", 64)))
 	if got, err := h.contents().Manifests(t.Context(), appRef(""), source.TemplateContext{}); err == nil || len(got.Files) > 0 {
 		t.Errorf("content with another digest: got %q, %v", got.Files, err)
@@ -257,7 +257,7 @@ func TestFluxSourceWithoutAnArtifact(t *testing.T) {
 			t.Errorf("got %q, want %q", err, want)
 		}
 	}
-	// An artifact is used even if the source is suspended or not ready now.
+	// The hub uses an artifact also if the source is suspended or not ready.
 	h.publish("one", tarball(t, map[string]string{"web/a.yaml": "1"}))
 	object := h.objects[app].Object
 	object["spec"] = map[string]any{"suspend": true}
@@ -276,7 +276,7 @@ func TestArtifactsAreVerified(t *testing.T) {
 	h := newFluxHub(t)
 	raw := tarball(t, map[string]string{"a.yaml": "1"})
 	link := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/good", http.StatusFound) })
-	h.server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h.server.setHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/moved":
 			link(w, r)
@@ -324,9 +324,9 @@ func TestFailingArtifactIsRetriedWithPauses(t *testing.T) {
 	t.Parallel()
 	h := newFluxHub(t)
 	h.publish("one", tarball(t, map[string]string{"a.yaml": "1"}))
-	h.server.exchange(http.NotFoundHandler())
+	h.server.setHandler(http.NotFoundHandler())
 	contents := h.contents()
-	requests := func(path string) int { return h.server.counted("/gitrepository/eu/app/" + path + ".tar.gz") }
+	requests := func(path string) int { return h.server.countRequests("/gitrepository/eu/app/" + path + ".tar.gz") }
 	read := func() error {
 		_, err := contents.Manifests(t.Context(), appRef(""), templateContext())
 		return err
@@ -344,16 +344,16 @@ func TestFailingArtifactIsRetriedWithPauses(t *testing.T) {
 	}
 	h.publish("two", tarball(t, map[string]string{"a.yaml": "2"}))
 	if err := read(); err != nil || requests("two") != 1 {
-		t.Errorf("a new revision: got %v and %d requests, want it at once", err, requests("two"))
+		t.Errorf("a new revision: got %v and %d requests, want the new revision at once", err, requests("two"))
 	}
 }
 
-func TestSlowArtifactKeepsNobodyWaiting(t *testing.T) {
+func TestCallersDoNotWaitForSlowArtifact(t *testing.T) {
 	t.Parallel()
 	h := newFluxHub(t)
 	h.publish("one", tarball(t, map[string]string{"a.yaml": "1"}))
 	answer, inner := make(chan struct{}), h.server.handler
-	h.server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h.server.setHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-answer
 		inner.ServeHTTP(w, r)
 	}))
@@ -372,7 +372,7 @@ func TestSlowArtifactKeepsNobodyWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := h.server.counted("/gitrepository/eu/app/one.tar.gz"); got != 1 {
+	if got := h.server.countRequests("/gitrepository/eu/app/one.tar.gz"); got != 1 {
 		t.Errorf("the artifact was requested %d times, want 1", got)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// fluxChartFiles are a repository with one chart in charts/web.
+// fluxChartFiles returns a repository with one chart in charts/web.
 func fluxChartFiles() map[string]string {
 	return map[string]string{
 		"README.md":                               "r",
@@ -30,7 +30,7 @@ func fluxChart(version string) configv1beta1.HelmChart {
 	return configv1beta1.HelmChart{RepositoryURL: "gitrepository://eu/app/charts/web", ChartVersion: version, ReleaseName: "web", ReleaseNamespace: "web"}
 }
 
-// packageChart packages the chart of a source with files.
+// packageChart packages the chart of a Flux source with files.
 func packageChart(t *testing.T, charts *source.Charts, chart configv1beta1.HelmChart, files map[string]string) (source.Chart, error) {
 	t.Helper()
 	h := newFluxHub(t)
@@ -104,7 +104,7 @@ func TestChartOfAFluxSourceThatIsNotValid(t *testing.T) {
 		_, err := packageChart(t, newCharts(t, t.TempDir()), fluxChart(test.version), files)
 		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })
 	}
-	// A tar archive can have a file and a directory of one name.
+	// A tar archive can have a file and a directory with the same name.
 	files := fluxChartFiles()
 	files["charts/web/templates"] = "a file"
 	_, err := packageChart(t, newCharts(t, t.TempDir()), fluxChart(""), files)

@@ -28,14 +28,14 @@ import (
 	"github.com/towline/towline/test/fuzzing"
 )
 
-// The secrets in the seeds of the targets below.
+// The secrets in the seeds of the fuzz targets.
 const (
 	secretPassword = "pa55w0rd-of-the-url"
 	secretValue    = "s3cret-value-of-a-Secret"
 )
 
-// hidesCredentials checks that the error about a URL does not have secretPassword, unless that is in a part of the URL
-// that messages show.
+// hidesCredentials checks that the error about a URL does not contain secretPassword, unless a part of the URL that
+// messages show contains it.
 func hidesCredentials(t *testing.T, err error, address string) {
 	t.Helper()
 	if parsed, err := url.Parse(address); err == nil {
@@ -50,7 +50,7 @@ func hidesCredentials(t *testing.T, err error, address string) {
 	fuzzing.HidesSecret(t, err, []byte(address), secretPassword)
 }
 
-// FuzzRemoteURL reads URLs of profiles. An accepted URL has no credentials, and each request goes to the host that its
+// FuzzRemoteURL parses URLs of profiles. An accepted URL has no credentials, and each request goes to the host that its
 // message names.
 func FuzzRemoteURL(f *testing.F) {
 	for _, address := range []string{
@@ -94,7 +94,7 @@ func FuzzRemoteURL(f *testing.F) {
 	})
 }
 
-// FuzzDockerConfig reads logins from Secrets. A login is for the host of the repository only.
+// FuzzDockerConfig reads logins from Secrets. A login is only for the host of the repository.
 func FuzzDockerConfig(f *testing.F) {
 	auth := base64.StdEncoding.EncodeToString([]byte("me:" + secretValue))
 	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"`+auth+`"},"example.com":{"username":"me","password":"`+secretValue+`"}}}`), "oci://docker.io/a")
@@ -137,7 +137,7 @@ func FuzzKnownHosts(f *testing.F) {
 		fuzzing.Within(t, 64<<20+uint64(len(file))*1000, func() {
 			keys, err := parseKnownHosts(file, address)
 			fuzzing.OneLine(t, err)
-			// Each accepted key is on a line of its own.
+			// Each line has at most one accepted key.
 			if lines := strings.Count(string(file), "\n") + 1; len(keys) > lines {
 				t.Errorf("%d keys in %d lines", len(keys), lines)
 			}
@@ -145,7 +145,7 @@ func FuzzKnownHosts(f *testing.F) {
 	})
 }
 
-// FuzzGitPack reads packs of Git servers: a whole pack, or a pack of a tree, a commit of it and a delta.
+// FuzzGitPack reads packs of Git servers: a whole pack, or a pack of a tree, its commit and a delta.
 func FuzzGitPack(f *testing.F) {
 	blob := []byte("a: b")
 	sum := plumbing.ComputeHash(plumbing.BlobObject, blob)
@@ -166,7 +166,7 @@ func FuzzGitPack(f *testing.F) {
 		}
 		var files map[string][]byte
 		var err error
-		// A delta can make an object of the maximum size.
+		// A delta can create an object of the maximum size.
 		fuzzing.Within(t, 4*uint64(limits.Size)+uint64(len(pack))*20_000, func() { files, err = filesInPack(pack, hash, directory, func(int64) error { return nil }) })
 		fuzzing.OneLine(t, err)
 		size := 0
@@ -198,8 +198,8 @@ func FuzzChartIndex(f *testing.F) {
 	})
 }
 
-// FuzzChartArchive reads the archive of a chart repository or a registry: a compressed one, or a tar archive, so that
-// mutations are not only invalid checksums.
+// FuzzChartArchive reads the archive of a chart repository or a registry. The archive is compressed, or a tar archive,
+// so that mutations do not only cause invalid checksums.
 func FuzzChartArchive(f *testing.F) {
 	f.Add(rawChart(f, 1, tar.Header{Name: "a/b", Mode: 0o644}))
 	f.Add(zipped(f, rawChart(f, maxChartEntries, tar.Header{Name: "a/b", Mode: 0o644})))
@@ -229,11 +229,11 @@ func FuzzChartArchive(f *testing.F) {
 		}
 		var metadata *helmchart.Metadata
 		var err error
-		// A compressed archive can have files, headers and values up to their limits.
+		// A compressed archive can have files, headers and values of the maximum size.
 		fuzzing.Within(t, 64<<20+uint64(len(raw))*20_000, func() { metadata, err = (&Charts{}).loadMetadata(archive) })
 		fuzzing.OneLine(t, err)
 		if len(errorText(err)) > 16<<10 {
-			t.Errorf("an error of %d bytes", len(err.Error()))
+			t.Errorf("the error has %d bytes", len(err.Error()))
 		}
 		if err != nil {
 			return
@@ -247,7 +247,7 @@ func FuzzChartArchive(f *testing.F) {
 	})
 }
 
-// entriesOf returns the number of entries of a tar.gz archive, without those of archives in it.
+// entriesOf returns the number of entries of a tar.gz archive, without the entries of archives in it.
 func entriesOf(t *testing.T, archive []byte) (entries int) {
 	t.Helper()
 	unzipped, err := gzip.NewReader(bytes.NewReader(archive))
@@ -263,8 +263,8 @@ func entriesOf(t *testing.T, archive []byte) (entries int) {
 	}
 }
 
-// FuzzExpand expands templates of users. Inputs that take much time or memory by a number in them are left out, because
-// only the sandbox limits those.
+// FuzzExpand expands templates of users. It skips inputs with a number that makes them need much time or memory,
+// because only the sandbox limits them.
 func FuzzExpand(f *testing.F) {
 	for _, text := range []string{
 		"{{ .Cluster.metadata.name }}", "{{ range $k, $v := .Cluster.metadata.labels }}{{ $k }}={{ $v | quote }}{{ end }}", `{{ (getResource "a").data.x | b64dec }}`, `{{ fail (getResource "a").data.x }}`,
@@ -291,8 +291,8 @@ func FuzzExpand(f *testing.F) {
 	})
 }
 
-// FuzzSubstitute substitutes values in built objects. A value is inserted as it is, and the sandbox returns the same
-// result. As for FuzzExpand, costly inputs are left out.
+// FuzzSubstitute substitutes values in built objects. A value is inserted without changes, and the sandbox returns the
+// same result. Like FuzzExpand, it skips costly inputs.
 func FuzzSubstitute(f *testing.F) {
 	for _, text := range []string{
 		"a: {{ .value }}", `{{ index . "a-b" | quote }}`, "{{ .gone }}", "{{ .value.x }}", "{{ default (default .value .gone) .gone }}", `{{ get . "gone" | default (.value | default "x") }}`,
@@ -340,16 +340,16 @@ func FuzzSubstitute(f *testing.F) {
 	})
 }
 
-// checkSubstitutionError checks that an error names the text, and that it has no secret that input does not have.
+// checkSubstitutionError checks that an error names the text, and contains no secret that input does not contain.
 func checkSubstitutionError(t *testing.T, err error, input string) {
 	t.Helper()
 	if _, isInvalid := errors.AsType[phase.TerminalError](err); !isInvalid || !strings.Contains(err.Error(), "the first") {
-		t.Errorf("got %v, want that the first text is invalid", err)
+		t.Errorf("got %v, want an error about the first text", err)
 	}
 	fuzzing.HidesSecret(t, err, []byte(input+secretValue), secretValue)
 }
 
-// isCostly returns whether a template can take much time or memory by a number in it, or by a costly function.
+// isCostly returns whether a template may need much time or memory because of a number in it or a costly function.
 func isCostly(text string) bool {
 	return regexp.MustCompile(`[0-9]{4}|[0-9][xXeE_]|mul|repeat|until|seq|gen|derivePassword|bcrypt|htpasswd|encryptAES|ago|pow`).MatchString(text)
 }
@@ -359,7 +359,7 @@ func FuzzSignedText(f *testing.F) {
 	f.Add([]byte(`{"critical":{"image":{"docker-manifest-digest":"sha256:aa"},"type":"cosign container image signature"}}`), "sha256:aa")
 	f.Add([]byte(`{"SignedEntryTimestamp":"aGk=","Payload":{"body":"e30=","integratedTime":1,"logIndex":1,"logID":"aa"}}`), "")
 	f.Fuzz(func(t *testing.T, raw []byte, digest string) {
-		err := checkPayload(raw, strings.Join(strings.Fields(digest), "")) // the digest is of the registry's client
+		err := checkPayload(raw, strings.Join(strings.Fields(digest), "")) // the digest is from the registry client
 		fuzzing.OneLine(t, err)
 		if err == nil && !json.Valid(raw) {
 			t.Errorf("%q is accepted", raw)
@@ -373,8 +373,8 @@ func FuzzSignedText(f *testing.F) {
 	})
 }
 
-// FuzzRepositoryURL reads the URLs of chart repositories. Requests, and so the login, go to the host for which the
-// login was read, and no message has the password of a URL.
+// FuzzRepositoryURL parses the URLs of chart repositories. Requests with the login go to the host for which the login
+// was read, and no message contains the password of a URL.
 func FuzzRepositoryURL(f *testing.F) {
 	for _, address := range []string{
 		"https://example.com/charts", "http://me:" + secretPassword + "@example.com/a?token=b", "oci://example.com:5000/charts/", "oci://me:" + secretPassword + "@example.com/a",

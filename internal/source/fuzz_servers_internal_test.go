@@ -21,16 +21,16 @@ import (
 	"github.com/towline/towline/test/fuzzing"
 )
 
-// secretOfServer is a text in the seeds that no error may repeat.
+// secretOfServer is a text in the seeds that no error may contain.
 const secretOfServer = "s3cret-text-of-the-server"
 
-// registryHostName is the registry of the targets below.
+// registryHostName is the registry of the fuzz targets.
 const registryHostName = "registry.example.com"
 
-// maxPages ends a list of tags that has no end.
+// maxPages ends an endless list of tags.
 const maxPages = 20
 
-// roundTripper is a function as an http.RoundTripper.
+// roundTripper is a function that implements http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.
@@ -57,8 +57,8 @@ func registryOf(t *testing.T, serve roundTripper) *ociRegistry {
 	return newOCIRegistry(&Charts{}, "oci://"+registryHostName+"/charts", login, transport).(*ociRegistry)
 }
 
-// FuzzManifest reads the manifest of a chart in a registry, and the layer that it names. The result is the content of a
-// digest in the manifest, and no error has a text of the registry.
+// FuzzManifest reads the manifest of a chart in a registry, and the layer that it names. The result has a digest of the
+// manifest, and no error contains a text of the registry.
 func FuzzManifest(f *testing.F) {
 	content := []byte("a chart")
 	digestOf := func(raw []byte) string {
@@ -154,13 +154,13 @@ func TestErrorsOfSignaturesHaveNoText(t *testing.T) {
 		"field of bundle": errField,
 	} {
 		if err == nil {
-			t.Errorf("%s: it is accepted", name)
+			t.Errorf("%s: the signature is accepted", name)
 		}
 		checkServerError(t, err)
 	}
 }
 
-// A registry names the server that gives tokens, which gets the login: Docker's registry has one on another host.
+// A registry names its token server, which gets the login. The token server of Docker's registry is on another host.
 func TestTokenServers(t *testing.T) {
 	t.Parallel()
 	for realm, isAccepted := range map[string]bool{
@@ -190,7 +190,7 @@ func TestTokenServers(t *testing.T) {
 	}
 }
 
-// A registry lists artifacts that refer to a chart by texts that are no digests.
+// A registry lists referrers of a chart with invalid digests.
 func TestReferrersWithoutADigest(t *testing.T) {
 	t.Parallel()
 	list := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"artifactType":%q,"size":1,"digest":%q}]}`,
@@ -204,11 +204,11 @@ func TestReferrersWithoutADigest(t *testing.T) {
 	found, unreadable, err := registry.bundleSignatures(t.Context(), location{url: "hello", digest: "sha256:" + strings.Repeat("a", 64)})
 	checkServerError(t, err)
 	if len(found) > 0 || err == nil && len(unreadable) == 0 {
-		t.Errorf("got %v, %v, %v, want one signature that cannot be read", found, unreadable, err)
+		t.Errorf("got %v, %v, %v, want one unreadable signature", found, unreadable, err)
 	}
 }
 
-// checkServerError checks an error of a server: it has one line, and neither a text of the server nor the password.
+// checkServerError checks that an error has one line, and contains neither a text of the server nor the password.
 func checkServerError(t *testing.T, err error) {
 	t.Helper()
 	fuzzing.OneLine(t, err)
@@ -217,7 +217,7 @@ func checkServerError(t *testing.T, err error) {
 	}
 }
 
-// FuzzTags lists the tags of a chart, on two pages, whose link may lead to another host or to itself.
+// FuzzTags lists the tags of a chart on two pages. The link between them may point to another host or to itself.
 func FuzzTags(f *testing.F) {
 	const next = `</v2/charts/hello/tags/list?last=b>; rel="next"`
 	f.Add([]byte(`{"tags":["1.0.0","1.0.0_build.1"]}`), next, []byte(`{"tags":["2.0.0"]}`), http.StatusOK)
@@ -262,7 +262,7 @@ func FuzzTags(f *testing.F) {
 	})
 }
 
-// gitServer is a connection whose server sends these bytes. It records the request. listed are the commits of the
+// gitServer is a connection to a server that sends these bytes. It records the request. listed has the commits of the
 // references that the server sent.
 type gitServer struct {
 	advertised []byte
@@ -284,7 +284,7 @@ func (g *gitServer) request(_ context.Context, body []byte) (io.ReadCloser, erro
 func (*gitServer) close() {}
 
 // FuzzAdvertisement reads the list of references of a Git server. A commit is requested only if the server lists it or
-// the profile names it, and no error has a text of the server.
+// the profile names it, and no error contains a text of the server.
 func FuzzAdvertisement(f *testing.F) {
 	const hash, other = "1111111111111111111111111111111111111111", "2222222222222222222222222222222222222222"
 	const capabilities = "side-band-64k ofs-delta shallow no-progress symref=HEAD:refs/heads/main agent=git/2"
@@ -336,7 +336,7 @@ func FuzzAdvertisement(f *testing.F) {
 	})
 }
 
-// requestCommit requests the commit of a reference as fetchCommit does.
+// requestCommit requests the commit of a reference like fetchCommit.
 func requestCommit(t *testing.T, server *gitServer, ref string) error {
 	t.Helper()
 	advertised, err := readAdvertisement(t.Context(), server)

@@ -18,7 +18,7 @@ func TestKustomizationReadsObjects(t *testing.T) {
 	web.BinaryData = map[string][]byte{"kustomize.tar.gz": {0xff}}
 	marked := configMap("marked", map[string]string{"kustomization.yaml": ""})
 	marked.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
-	hub, tmplCtx := hubWith(t, web, marked, configMap("empty", nil),
+	hub, tmplCtx := createHub(t, web, marked, configMap("empty", nil),
 		secret("private", libv1beta1.ProfileSecretType, map[string]string{"kustomization.yaml": "a"}))
 	read := func(ref configv1beta1.KustomizationRef) (source.Content, error) {
 		return contentsOf(hub).Kustomization(t.Context(), ref, tmplCtx)
@@ -38,7 +38,7 @@ func TestKustomizationReadsObjects(t *testing.T) {
 		t.Errorf("a Secret: got %+v, error %v", got, err)
 	}
 	if got, err = read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceSecret, Name: "nowhere", Optional: true}); err != nil || len(got.Files) > 0 {
-		t.Errorf("an optional one: got %+v, error %v", got, err)
+		t.Errorf("an optional reference: got %+v, error %v", got, err)
 	}
 	for want, ref := range map[string]configv1beta1.KustomizationRef{
 		"ConfigMap " + tmplCtx.Namespace + "/empty has no data": {Kind: libv1beta1.SourceConfigMap, Name: "empty"},

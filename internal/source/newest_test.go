@@ -14,7 +14,7 @@ import (
 
 func TestNewestIsNoPreRelease(t *testing.T) {
 	t.Parallel()
-	server := counted(exampleRepository(t,
+	server := newCountingServer(exampleRepository(t,
 		examples.Chart{Name: "kyverno", Version: "3.5.1"},
 		examples.Chart{Name: "kyverno", Version: "3.10.0"},
 		examples.Chart{Name: "kyverno", Version: "4.0.0-rc.1"},
@@ -25,26 +25,26 @@ func TestNewestIsNoPreRelease(t *testing.T) {
 	charts := newCharts(t, t.TempDir())
 	got, err := charts.Newest(t.Context(), source.Repository{URL: address + "/"}, []string{"kyverno", "missing", "tetragon", "young"})
 	if !errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "chart missing in "+address) {
-		t.Errorf("got error %v, want one that says what is missing", err)
+		t.Errorf("got error %v, want an error that names the missing chart", err)
 	}
 	want := map[string]string{"kyverno": "3.10.0", "tetragon": "v1.5.0", "young": ""}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("newest (-want +got):\n%s", diff)
 	}
-	if asked := server.counted("/index.yaml"); asked != 1 {
-		t.Errorf("the index was asked for %d times, want once", asked)
+	if asked := server.countRequests("/index.yaml"); asked != 1 {
+		t.Errorf("the index was requested %d times, want once", asked)
 	}
-	// A repository that is down is asked once, not once per chart.
-	server.exchange(http.NotFoundHandler())
+	// If a repository is down, the hub sends one request, not one for each chart.
+	server.setHandler(http.NotFoundHandler())
 	fresh := newCharts(t, t.TempDir())
 	if got, err := fresh.Newest(t.Context(), source.Repository{URL: address}, []string{"kyverno", "tetragon"}); err == nil || len(got) > 0 {
 		t.Errorf("got %v and no error from a repository that is down", got)
 	}
-	if asked := server.counted("/index.yaml"); asked != 2 {
-		t.Errorf("the index was asked for %d times, want twice", asked)
+	if asked := server.countRequests("/index.yaml"); asked != 2 {
+		t.Errorf("the index was requested %d times, want twice", asked)
 	}
 	if _, err := fresh.Newest(t.Context(), source.Repository{URL: "ftp://example.com"}, nil); err == nil {
-		t.Error("a URL that is none of a repository was taken")
+		t.Error("an invalid repository URL was accepted")
 	}
 }
 
@@ -77,12 +77,12 @@ func TestNewestInARegistryNeedsTheLogin(t *testing.T) {
 	}
 }
 
-// TestNewestOfOtherCharts has a registry that denies one chart, as GHCR does for a private one, and then all charts.
-func TestNewestOfOtherCharts(t *testing.T) {
+// TestNewestWithDeniedCharts uses a registry that denies one chart, like GHCR for a private chart, and then all charts.
+func TestNewestWithDeniedCharts(t *testing.T) {
 	t.Parallel()
 	address, server := chartRegistry(t, "0.1.0")
 	registry, tooMany := server.handler, false
-	server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server.setHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case tooMany:
 			w.WriteHeader(http.StatusTooManyRequests)
@@ -99,12 +99,12 @@ func TestNewestOfOtherCharts(t *testing.T) {
 		t.Errorf("newest (-want +got):\n%s", diff)
 	}
 	tooMany = true
-	before := server.counted("/v2/charts/hello/tags/list")
+	before := server.countRequests("/v2/charts/hello/tags/list")
 	if got, err := newCharts(t, t.TempDir()).Newest(t.Context(), repository, []string{"denied", "hello"}); err == nil || len(got) > 0 {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if after := server.counted("/v2/charts/hello/tags/list"); after != before {
-		t.Error("a registry with too many requests was asked for the next chart")
+	if after := server.countRequests("/v2/charts/hello/tags/list"); after != before {
+		t.Error("the next chart was requested from a registry that responds with too many requests")
 	}
 }
 

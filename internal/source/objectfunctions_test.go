@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// webResources has a Deployment with the identifier Web, a Secret, and an optional object that does not exist.
+// webResources returns a Deployment with the identifier Web, a Secret, and an optional object that does not exist.
 func webResources() source.Resources {
 	return source.Resources{
 		Objects: map[string]json.RawMessage{
@@ -57,14 +57,14 @@ func TestObjectFunctions(t *testing.T) {
 		`{{ copy "Web" }}`: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  annotations:\n    a: b\n  labels:\n    tier: front\n" +
 			"  name: web\n  namespace: default\nspec:\n  replicas: 3",
 		`{{ .MgmtResources.Web.metadata.uid }}`: "u",
-		// Nothing changes the object itself.
+		// The functions do not change the object itself.
 		`{{ $c := chainSetField (getResource "Web") "spec.replicas" (int64 9) }}{{ $c.spec.replicas }}{{ getField "Web" "spec.replicas" }}`:                               "93",
 		`{{ $w := getResource "Web" }}{{ $c := chainRemoveField $w "spec" }}{{ hasKey $w "spec" }}{{ hasKey $c "spec" }}`:                                                 "truefalse",
 		`{{ (fromYaml (setField "Web" "spec.ports" (list 1 (dict "a" true)))).spec.ports }}`:                                                                              "[1 map[a:true]]",
 		`{{ getField "Web" "spec.none" }}{{ getField "Web" "spec.replicas.none" }}`:                                                                                       "",
 		`{{ if getResource "Other" }}there{{ else }}absent{{ end }}{{ copy "Other" }}{{ getField "Other" "a" }}{{ setField "Other" "a" 1 }}{{ removeField "Other" "a" }}`: "absent",
 		`{{ hasKey .MgmtResources "Other" }}`: "false",
-		// An example of Sveltos: a list of maps is changed item by item.
+		// An example of Sveltos: it changes each item of a list of maps.
 		`{{ $l := list }}{{ range list (dict "image" "a") (dict "image" "b") }}{{ $l = append $l (chainSetField . "image" "c") }}{{ end }}{{ $l }}`: "[map[image:c] map[image:c]]",
 	} {
 		if got, err := contextWithResources().Expand("text", text); err != nil || got != want {
@@ -111,7 +111,7 @@ func TestTemplatesThatReadOnlyResources(t *testing.T) {
 		`{{ $x := . }}{{ with $x }}{{ .ClusterName }}{{ end }}`:                              false,
 		`{{ range list $ }}{{ .Cluster.metadata.name }}{{ end }}`:                            false,
 		`{{ toYaml . }}`:  false,
-		`{{ upper "a" }}`: false, // it reads nothing
+		`{{ upper "a" }}`: false, // reads no resources
 	} {
 		got, err := contextWithResources().ExpandTracked("text", text)
 		if err != nil || got.OnlyResources != want {

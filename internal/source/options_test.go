@@ -18,8 +18,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// The options must do what helm pull does with the flags of these names: --insecure-skip-tls-verify, --ca-file and
-// --plain-http.
+// The options must have the effect of the flags --insecure-skip-tls-verify, --ca-file and --plain-http of helm pull.
 func TestTransportOptionsOfRegistries(t *testing.T) {
 	t.Parallel()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -46,7 +45,7 @@ func TestTransportOptionsOfRegistries(t *testing.T) {
 			t.Parallel()
 			_, host, _ := strings.Cut(test.address, "://")
 			charts := newCharts(t, t.TempDir())
-			err := responded(func() error {
+			err := awaitResponse(func() error {
 				_, err := charts.Fetch(t.Context(), helmChart("oci://"+host+"/charts", "hello", "0.1.0"), test.login, source.Verification{}, nil)
 				return err
 			})
@@ -60,7 +59,7 @@ func TestTransportOptionsOfRegistries(t *testing.T) {
 	}
 }
 
-// As in Helm, plainHTTP has an effect on OCI registries only: requests to https:// still use TLS.
+// Like in Helm, plainHTTP has an effect only on OCI registries: requests to https:// still use TLS.
 func TestPlainHTTPIsForRegistriesOnly(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(exampleRepository(t))
@@ -74,8 +73,8 @@ func TestPlainHTTPIsForRegistriesOnly(t *testing.T) {
 	}
 }
 
-// The options of a repository hold for every host that its index names, and for the provenance file beside the archive.
-// Without passCredentialsAll the login goes to the repository's own scheme, host and port only, and never over a
+// The options of a repository apply to every host that its index names, and to the provenance file beside the archive.
+// Without passCredentialsAll the login goes only to the repository's own scheme, host and port, and never after a
 // redirect to another host.
 func TestPassCredentialsAll(t *testing.T) {
 	t.Parallel()
@@ -86,14 +85,14 @@ func TestPassCredentialsAll(t *testing.T) {
 	elsewhere := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, _, _ := r.BasicAuth()
 		seen <- r.URL.Path + " " + user
-		httpWith(archive, file).ServeHTTP(w, r)
+		httpHandler(archive, file).ServeHTTP(w, r)
 	}))
 	t.Cleanup(elsewhere.Close)
 	foreign, err := url.Parse(elsewhere.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign.Host = "localhost:" + foreign.Port() // to a client another host than 127.0.0.1, where the repository is
+	foreign.Host = "localhost:" + foreign.Port() // another host name than the repository's 127.0.0.1
 	for name, test := range map[string]struct {
 		index string
 		all   bool

@@ -26,7 +26,7 @@ const (
 	provenanceMediaType = "application/vnd.cncf.helm.chart.provenance.v1.prov"
 )
 
-// publisher has an OpenPGP key.
+// publisher returns a new OpenPGP entity.
 func publisher(t *testing.T, config *packet.Config) *openpgp.Entity {
 	t.Helper()
 	config.Algorithm = packet.PubKeyAlgoEdDSA
@@ -64,7 +64,7 @@ func armored(t *testing.T, keys []byte) []byte {
 	return out.Bytes()
 }
 
-// sign returns the provenance file of an archive, as helm package --sign writes it.
+// sign returns the provenance file of an archive, like helm package --sign.
 func sign(t *testing.T, entity *openpgp.Entity, archive []byte, name string) []byte {
 	t.Helper()
 	file, err := (&provenance.Signatory{Entity: entity}).ClearSign(archive, name, []byte("name: hello\nversion: 0.1.0\n"))
@@ -83,8 +83,8 @@ func exampleArchive(t *testing.T, chart examples.Chart) []byte {
 	return archive
 }
 
-// httpWith serves hello 0.1.0 over HTTP, with a provenance file unless it is nil.
-func httpWith(archive, file []byte) http.Handler {
+// httpHandler serves hello 0.1.0 over HTTP, with a provenance file unless file is nil.
+func httpHandler(archive, file []byte) http.Handler {
 	bodies := map[string]string{
 		"/index.yaml":      "entries:\n  hello:\n  - {version: 0.1.0, urls: [hello-0.1.0.tgz]}\n",
 		"/hello-0.1.0.tgz": string(archive),
@@ -95,8 +95,8 @@ func httpWith(archive, file []byte) http.Handler {
 	return at(bodies)
 }
 
-// registryWith serves hello 0.1.0 in an OCI registry, with a provenance file unless it is nil.
-func registryWith(t *testing.T, archive, file []byte) string {
+// serveRegistry serves hello 0.1.0 in an OCI registry, with a provenance file unless file is nil.
+func serveRegistry(t *testing.T, archive, file []byte) string {
 	t.Helper()
 	host := strings.TrimPrefix(serve(t, registry.New(registry.Logger(log.New(io.Discard, "", 0)))), "http://")
 	layers := []blob{{mediaType: chartMediaType, content: archive}}
@@ -145,8 +145,8 @@ func TestProvenanceIsVerified(t *testing.T) {
 	} {
 		want := strings.Replace(test.want, "no SHA", "provenance does not contain a SHA for a file named", 1)
 		for scheme, serveIt := range map[string]func(t *testing.T) string{
-			"http": func(t *testing.T) string { t.Helper(); return serve(t, httpWith(test.archive, test.file)) },
-			"oci":  func(t *testing.T) string { t.Helper(); return registryWith(t, test.archive, test.file) },
+			"http": func(t *testing.T) string { t.Helper(); return serve(t, httpHandler(test.archive, test.file)) },
+			"oci":  func(t *testing.T) string { t.Helper(); return serveRegistry(t, test.archive, test.file) },
 		} {
 			t.Run(name+" in "+scheme, func(t *testing.T) {
 				t.Parallel()
@@ -166,12 +166,12 @@ func TestProvenanceIsVerified(t *testing.T) {
 	}
 }
 
-func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
+func TestUnreachableProvenanceIsRetried(t *testing.T) {
 	t.Parallel()
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
 	signer := publisher(t, &packet.Config{})
-	repository := httpWith(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
-	server := counted(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	repository := httpHandler(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
+	server := newCountingServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, ".prov") {
 			w.WriteHeader(http.StatusBadGateway)
 			return
@@ -183,9 +183,9 @@ func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
 	_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification, nil)
 	wantTexts(t, err, "hello-0.1.0.tgz.prov", "502 Bad Gateway")
 	if errors.Is(err, source.ErrUnverified) {
-		t.Errorf("got %v, want an error about the way to the repository", err)
+		t.Errorf("got %v, want an error about the connection to the repository", err)
 	}
-	server.exchange(repository)
+	server.setHandler(repository)
 	newSpec := func() string { return "new" }
 	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, verification, newSpec); err != nil {
 		t.Error(err)
@@ -193,12 +193,12 @@ func TestProvenanceThatCannotBeFetchedIsTriedAgain(t *testing.T) {
 }
 
 // A cached archive that was fetched without verification, or verified with another key, must not be used.
-func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
+func TestVerificationIsNotBypassedByCachedCharts(t *testing.T) {
 	t.Parallel()
 	archive := exampleArchive(t, examples.Chart{Version: "0.1.0"})
 	signer, otherSigner := publisher(t, &packet.Config{}), publisher(t, &packet.Config{})
-	good := httpWith(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
-	server := counted(httpWith(exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), nil))
+	good := httpHandler(archive, sign(t, signer, archive, "hello-0.1.0.tgz"))
+	server := newCountingServer(httpHandler(exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), nil))
 	address, dir := serve(t, server), t.TempDir()
 	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	charts, err := source.NewCharts(dir, clock)
@@ -219,10 +219,10 @@ func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 		}
 	}
 
-	// The repository is asked again after a minute, not for every cluster.
-	server.exchange(good)
+	// The hub sends the next request after one minute, not for every cluster.
+	server.setHandler(good)
 	if _, err := fetch(charts, "0.1.0", trusted); !errors.Is(err, source.ErrUnverified) {
-		t.Errorf("got %v, want the refusal that is remembered", err)
+		t.Errorf("got %v, want the remembered refusal", err)
 	}
 	clock.SetTime(time.Unix(61, 0))
 	verified, err := fetch(charts, "0.1.0", trusted)
@@ -236,9 +236,9 @@ func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 		t.Errorf("got %v for another key, want ErrUnverified", err)
 	}
 
-	// A chart is verified once for a key: neither this process nor the next one needs the repository again.
-	asked := server.counted("/hello-0.1.0.tgz.prov")
-	server.exchange(http.NotFoundHandler())
+	// A chart is verified once for a key: neither this process nor the next process needs the repository again.
+	asked := server.countRequests("/hello-0.1.0.tgz.prov")
+	server.setHandler(http.NotFoundHandler())
 	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
 		got, err := fetch(again, "0.1.0", trusted)
 		if err != nil || got != verified {
@@ -248,10 +248,10 @@ func TestVerificationIsNotBypassedByKeptCharts(t *testing.T) {
 			t.Error("a chart is accepted for a key that did not sign it")
 		}
 	}
-	if got := server.counted("/hello-0.1.0.tgz.prov"); got != asked {
-		t.Errorf("the provenance file was asked for %d times more", got-asked)
+	if got := server.countRequests("/hello-0.1.0.tgz.prov"); got != asked {
+		t.Errorf("the provenance file was requested %d more times", got-asked)
 	}
 	if got, err := fetch(charts, "0.1.0", source.Verification{}); err != nil || got != unsigned {
-		t.Errorf("got %v and %v without verification, want the chart that was kept", got, err)
+		t.Errorf("got %v and %v without verification, want the cached chart", got, err)
 	}
 }

@@ -19,12 +19,12 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// keylessVariable makes this test binary a hub that verifies a keyless signature: its value is the cache directory.
+// keylessVariable makes this test binary verify a keyless signature like a hub. Its value is the cache directory.
 const keylessVariable = "TOWLINE_TEST_KEYLESS_CACHE"
 
-// TestPublicTrustRootIsFetchedFromSigstore starts a verification without a trust root behind a proxy, which refuses the
-// connection: it must be to the TUF repository of Sigstore's public services. The proxy is read from the environment
-// once per process, so the verification runs in another one.
+// TestPublicTrustRootIsFetchedFromSigstore starts a verification without a trust root behind a proxy that refuses the
+// connection. The connection must be to the TUF repository of Sigstore's public services. Go reads the proxy from the
+// environment once per process, so the verification runs in another process.
 func TestPublicTrustRootIsFetchedFromSigstore(t *testing.T) {
 	t.Parallel()
 	if dir := os.Getenv(keylessVariable); dir != "" {
@@ -44,7 +44,7 @@ func TestPublicTrustRootIsFetchedFromSigstore(t *testing.T) {
 			}
 			if request, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 				requested <- request.Method + " " + request.Host
-				_, _ = conn.Write([]byte("HTTP/1.1 403 Forbidden\r\n\r\n")) // without it the client fails all the same
+				_, _ = conn.Write([]byte("HTTP/1.1 403 Forbidden\r\n\r\n")) // the client also fails without this response
 			}
 			_ = conn.Close()
 		}
@@ -68,7 +68,7 @@ func TestPublicTrustRootIsFetchedFromSigstore(t *testing.T) {
 	}
 }
 
-// verifyWithDefaults verifies as the hub does. It must fail with the answer of the proxy.
+// verifyWithDefaults verifies like the hub. It must fail with the response of the proxy.
 func verifyWithDefaults(t *testing.T, dir string) {
 	t.Helper()
 	charts, err := NewCharts(dir, clocktesting.NewFakePassiveClock(time.Now()))
@@ -77,13 +77,13 @@ func verifyWithDefaults(t *testing.T, dir string) {
 	}
 	_, err = charts.newSignaturePolicy(SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
 	if err == nil || !strings.Contains(err.Error(), "fetch the public trust root of Sigstore") || !strings.Contains(err.Error(), "Forbidden") {
-		t.Errorf("got %v, want the answer of the proxy", err)
+		t.Errorf("got %v, want the response of the proxy", err)
 	}
 }
 
-// TestSignatureOfThePublicServices verifies what Sigstore's public services have issued, with their trust root: a
-// certificate with its timestamp, and its entry in the transparency log. It is the provenance of an npm package, which
-// is refused as the signature of a chart only after all of that was verified.
+// TestSignatureOfThePublicServices verifies a bundle of Sigstore's public services with their trust root: a certificate
+// with its timestamp, and its entry in the transparency log. The bundle is the provenance of an npm package. It is
+// refused as the signature of a chart only after the certificate and the entry were verified.
 func TestSignatureOfThePublicServices(t *testing.T) {
 	t.Parallel()
 	const (

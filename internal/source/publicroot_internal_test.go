@@ -21,11 +21,11 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// emptyRoot trusts nobody.
+// emptyRoot is a trust root without authorities.
 const emptyRoot = `{"mediaType":"` + root.TrustedRootMediaType01 + `"}`
 
-// tufRepository is a TUF repository with emptyRoot, as Sigstore publishes its trust root. It returns the files by path,
-// and the metadata that clients trust at first.
+// tufRepository returns a TUF repository with emptyRoot, in the format of Sigstore's repository: the files by path, and
+// the initial metadata of clients.
 func tufRepository(t *testing.T) (files map[string][]byte, anchor []byte) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
@@ -92,19 +92,19 @@ func TestPublicTrustRootIsFetchedOnceADay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if asked.Load() == 0 {
-		t.Error("the repository was not asked")
+		t.Error("the repository got no request")
 	}
 	server.Close()
 	if _, err := publicRoot(dir, options())(); err != nil {
-		t.Errorf("a trust root that is kept needs its repository: %v", err)
+		t.Errorf("verify with a cached trust root and without its repository: %v", err)
 	}
 	if _, err := publicRoot(t.TempDir(), options())(); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("got %v, want an error about the connection", err)
 	}
 }
 
-// Without a trust root of its own, a keyless verification uses the public one, and is tried again while that cannot be
-// reached.
+// Without its own trust root, a keyless verification uses the public trust root, and is retried while its repository is
+// unreachable.
 func TestPublicTrustRootIsUsedUnlessAnotherIsGiven(t *testing.T) {
 	t.Parallel()
 	public, err := root.NewTrustedRootFromJSON([]byte(emptyRoot))
@@ -122,9 +122,9 @@ func TestPublicTrustRootIsUsedUnlessAnotherIsGiven(t *testing.T) {
 	charts.publicRoot = func() (root.TrustedMaterial, error) { return nil, errors.New("connection refused") }
 	_, err = charts.newSignaturePolicy(SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
 	if err == nil || errors.As(err, &phase.TerminalError{}) || errors.Is(err, ErrUnverified) {
-		t.Errorf("got %v, want an error that is tried again", err)
+		t.Errorf("got %v, want an error that is retried", err)
 	}
 	if _, err := charts.trustRoot([]byte(emptyRoot)); err != nil {
-		t.Errorf("a trust root that is given needs the public one: %v", err)
+		t.Errorf("verify with an own trust root: %v", err)
 	}
 }

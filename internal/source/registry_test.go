@@ -20,11 +20,11 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// chartRegistry serves an OCI registry that asks for a login and holds the example chart in some versions. It returns
-// its oci:// URL and what to take it away with.
-func chartRegistry(t *testing.T, versions ...string) (string, *counting) {
+// chartRegistry serves an OCI registry with a login and some versions of the example chart. It returns its oci:// URL
+// and its server.
+func chartRegistry(t *testing.T, versions ...string) (string, *countingServer) {
 	t.Helper()
-	handler := counted(withPassword(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
+	handler := newCountingServer(withPassword(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
 	host := strings.TrimPrefix(serve(t, handler), "http://")
 	for _, version := range versions {
 		archive, err := examples.Chart{Version: version}.Archive()
@@ -49,8 +49,8 @@ func push(t *testing.T, reference string, layer []byte, mediaType string) ocispe
 	return pushArtifact(t, reference, nil, blob{mediaType: mediaType, content: layer})
 }
 
-// pushArtifact makes an artifact of layers. It has the tag in reference if there is one, and it refers to subject if
-// that is not nil; its type is that of its first layer then.
+// pushArtifact pushes an artifact of layers, with the tag in reference if it has a tag. If subject is not nil, the
+// artifact refers to it and has the type of its first layer.
 func pushArtifact(t *testing.T, reference string, subject *ocispec.Descriptor, layers ...blob) ocispec.Descriptor {
 	t.Helper()
 	opened, err := remote.NewRepository(reference)
@@ -100,7 +100,7 @@ func TestFetchFromRegistry(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			got, err := fetched(func() (source.Chart, error) {
+			got, err := awaitResult(func() (source.Chart, error) {
 				return charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{}, nil)
 			})
 			if err != nil {
@@ -122,14 +122,14 @@ func TestFetchFromRegistryDownloadsOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.exchange(http.NotFoundHandler())
+	server.setHandler(http.NotFoundHandler())
 	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 	if err != nil || first != second {
 		t.Errorf("got %v and %v, want the same chart again", second, err)
 	}
 }
 
-// TestTagsAreListedOnceAMinute fetches a range as each cluster of a rollout does.
+// TestTagsAreListedOnceAMinute fetches a range of versions several times, like the clusters of a rollout.
 func TestTagsAreListedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	address, server := chartRegistry(t, "0.1.0")
@@ -145,17 +145,17 @@ func TestTagsAreListedOnceAMinute(t *testing.T) {
 	}{
 		{"s:cret", "0.x", 0, true},
 		{"s:cret", ">=0.1", 59, false},
-		{"wrong", "0.x", 59, true}, // the tags that were listed for another login are not used
+		{"wrong", "0.x", 59, true}, // the hub does not use the tags that were listed for another login
 		{"s:cret", "0.x", 61, true},
 	} {
 		clock.SetTime(time.Unix(step.seconds, 0))
-		before := server.counted("/v2/charts/hello/tags/list")
+		before := server.countRequests("/v2/charts/hello/tags/list")
 		login := source.Login{Username: "me", Password: step.password, PlainHTTP: true}
 		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", step.version), login, source.Verification{}, nil)
 		if (err == nil) != (step.password == "s:cret") {
 			t.Errorf("%v: got %v", step, err)
 		}
-		if got := server.counted("/v2/charts/hello/tags/list") > before; got != step.isListed {
+		if got := server.countRequests("/v2/charts/hello/tags/list") > before; got != step.isListed {
 			t.Errorf("%v: the tags were listed: %t", step, got)
 		}
 	}
@@ -184,7 +184,7 @@ func TestFetchFromRegistryErrors(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			_, err := fetched(func() (source.Chart, error) {
+			_, err := awaitResult(func() (source.Chart, error) {
 				return charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{}, nil)
 			})
 			if errors.Is(err, source.ErrNotFound) != test.missing {

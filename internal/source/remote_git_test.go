@@ -53,7 +53,7 @@ func newGitServer(t *testing.T) *gitServer {
 	return s
 }
 
-// git runs Git in the directory of the server, without any configuration of the machine.
+// git runs Git in the directory of the server, without the configuration of the machine.
 func (s *gitServer) git(args ...string) string {
 	s.t.Helper()
 	command := exec.CommandContext(s.t.Context(), "git", args...)
@@ -130,7 +130,7 @@ func TestRemoteReadsGitRepositories(t *testing.T) {
 			}
 		})
 	}
-	// A server that sends any commit sends no history.
+	// If a server sends any commit, the hub requests no history.
 	s.git("-C", "repo.git", "config", "uploadpack.allowReachableSHA1InWant", "true")
 	got, err := newRemoteRun(t).read(remoteRef(s.url + "?ref=" + first))
 	if err != nil || filesOf(got)["a.yaml"] != "one" {
@@ -147,26 +147,26 @@ func TestRemoteFollowsBranches(t *testing.T) {
 	if _, err := r.read(ref); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	eventually(t, r.clock.HasWaiters)
 	if got := s.fetches.Load(); got != 1 {
 		t.Errorf("%d packs were fetched, want 1: nothing has changed", got)
 	}
 	s.commit(map[string]string{"a.yaml": "two"})
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	r.awaitChange()
 	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || filesOf(got)["a.yaml"] != "two" {
 		t.Errorf("after a push: %v %v", filesOf(got), err)
 	}
-	// A commit never changes: it is not requested again.
+	// A commit never changes, so it is not requested again.
 	if _, err := r.read(withInterval(remoteRef(s.url+"?ref="+first), time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	s.forbidden.Store(true)
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	eventually(t, r.clock.HasWaiters)
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	eventually(t, r.clock.HasWaiters)
 	if _, err := r.contents.Manifests(t.Context(), remoteRef(s.url+"?ref="+first), r.tmplCtx); err != nil {
 		t.Error(err)

@@ -34,11 +34,11 @@ func fetchOnce(t *testing.T, address string, login remoteLogin, timeout time.Dur
 	t.Helper()
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.timeout = timeout
-	fetched, err := f.fetch(context.Background(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: address, Namespace: "eu", Name: "login"}, login, remoteRevision{})
-	if size := f.Size(); size != sizeOf(fetched.content) {
+	awaitResult, err := f.fetch(context.Background(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: address, Namespace: "eu", Name: "login"}, login, remoteRevision{})
+	if size := f.Size(); size != sizeOf(awaitResult.content) {
 		t.Errorf("%d bytes of the download are not freed", size)
 	}
-	return fetched, err
+	return awaitResult, err
 }
 
 func handle(t *testing.T, handler http.HandlerFunc) string {
@@ -62,7 +62,7 @@ func TestRedirectsCarryNoCredentialsToOtherHosts(t *testing.T) {
 			}
 			_, _ = w.Write([]byte("a: b"))
 		})
-		// The same machine with another port is another host: the standard library compares no ports.
+		// Another port of the same machine is another host. The standard library does not compare ports.
 		server := handle(t, func(w http.ResponseWriter, in *http.Request) {
 			http.Redirect(w, in, other+in.URL.Path+"?"+in.URL.RawQuery, http.StatusFound)
 		})
@@ -72,7 +72,7 @@ func TestRedirectsCarryNoCredentialsToOtherHosts(t *testing.T) {
 			if scheme == "" {
 				address += "?token=secret"
 			}
-			_, _ = fetchOnce(t, address, login, requestTimeout) // the response is no Git repository
+			_, _ = fetchOnce(t, address, login, requestTimeout) // the response is not a Git repository
 			if headers == nil || headers.Get("Authorization") != "" || headers.Get("Referer") != "" {
 				t.Errorf("%s, %s: the other host got %v", name, address, headers)
 			}
@@ -285,7 +285,7 @@ func TestSSHServerWithAnotherHostKeyGetsNoLogin(t *testing.T) {
 // entry is one object in a pack.
 type entry struct {
 	kind plumbing.ObjectType
-	// length is the length that the header says.
+	// length is the length in the header.
 	length int
 	data   []byte
 }
@@ -338,7 +338,7 @@ func TestHostilePacks(t *testing.T) {
 	}
 }
 
-// TestTreeWithManyPaths has a tree of few objects, and more paths than any disk could hold.
+// TestTreeWithManyPaths reads a tree of few objects with more paths than fit on any disk.
 func TestTreeWithManyPaths(t *testing.T) {
 	t.Parallel()
 	hash := func(kind plumbing.ObjectType, data []byte) []byte {
@@ -364,11 +364,11 @@ func TestTreeWithManyPaths(t *testing.T) {
 	}
 	files, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "1/1/1/1/1/1/1/1/1/1/1", func(int64) error { return nil })
 	if err != nil || len(files) != 10 {
-		t.Errorf("a small directory of it: %d files, %v", len(files), err)
+		t.Errorf("a small directory of the tree: %d files, %v", len(files), err)
 	}
 }
 
-// A directory of 17 MiB has 700,000 entries, which take a multiple of that when they are decoded.
+// A directory of 17 MiB has 700,000 entries, which need a multiple of this memory after they are decoded.
 func TestLargeTree(t *testing.T) {
 	t.Parallel()
 	tree := bytes.Repeat(append([]byte("1 a\x00"), make([]byte, 20)...), 700_000)
@@ -380,7 +380,7 @@ func TestLargeTree(t *testing.T) {
 	}
 }
 
-// TestUnpackedContentIsReserved fetches an archive that is small before, and large after it is unpacked.
+// TestUnpackedContentIsReserved fetches a small archive with large unpacked content.
 func TestUnpackedContentIsReserved(t *testing.T) {
 	t.Parallel()
 	raw := bomb(t)
@@ -388,7 +388,7 @@ func TestUnpackedContentIsReserved(t *testing.T) {
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.limits.total = 3 << 20
 	_, err := f.fetch(t.Context(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: server}, remoteLogin{}, remoteRevision{})
-	// Without the reservation, the limit of one archive ends it.
+	// Without the reservation, the fetch fails at the limit of one archive.
 	if want := `read archive: "a.yaml": the content of all URLs has more than 3 MiB`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -476,5 +476,5 @@ func newTestIdentity(t *testing.T) []byte {
 	return pem.EncodeToMemory(block)
 }
 
-// hashedHost returns a host as known_hosts can have it, without its name.
+// hashedHost returns the hash of a host in the format of known_hosts.
 func hashedHost(host string) string { return knownhosts.HashHostname(knownhosts.Normalize(host)) }

@@ -51,7 +51,7 @@ func TestRemoteLogin(t *testing.T) {
 	}
 }
 
-// TestSecretsOfOthersAreNotSent names Secrets that are made for other servers, and that have the key token.
+// TestSecretsOfOthersAreNotSent uses Secrets for other servers, with the key token.
 func TestSecretsOfOthersAreNotSent(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32

@@ -76,7 +76,7 @@ func TestRemoteReadsArtifacts(t *testing.T) {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 			before := blobs.Load()
-			r.pass(time.Minute)
+			r.advance(time.Minute)
 			eventually(t, r.clock.HasWaiters)
 			if got := blobs.Load() - before; got != 0 {
 				t.Errorf("%d blobs of an unchanged artifact were fetched", got)
@@ -96,7 +96,7 @@ func TestRemoteFollowsTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	push(t, host+"/web:stable", tarGz(t, map[string]string{"a.yaml": "two"}), "application/vnd.cncf.flux.content.v1.tar+gzip")
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	r.awaitChange()
 	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || filesOf(got)["a.yaml"] != "two" {
@@ -108,7 +108,7 @@ func TestRemoteFollowsTags(t *testing.T) {
 		t.Errorf("got %v, want a PendingError", err)
 	}
 	r.awaitChange()
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	r.awaitChange()
 	if _, err = r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil || !strings.Contains(err.Error(), "401 Unauthorized") {
 		t.Errorf("with a wrong password: %v", err)

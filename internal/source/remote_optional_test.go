@@ -22,18 +22,18 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 	ref.Optional = true
-	// After a restart, one failure must not delete what was delivered before.
+	// After a restart, one failure must not delete the delivered content.
 	_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if _, isPending := errors.AsType[*source.PendingError](err); !isPending {
 		t.Errorf("after one failure: got %v, want a PendingError", err)
 	}
-	r.pass(defaultInterval)
+	r.advance(defaultInterval)
 	r.awaitChange()
 	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || len(got.Files) > 0 {
 		t.Errorf("got %v with %d files, want no content", err, len(got.Files))
 	}
-	// Servers hide with the same status that credentials are not accepted.
+	// Servers use the same status for refused credentials.
 	r.secrets.set("login", map[string]string{"token": "expired"})
 	for name, ref := range map[string]libv1beta1.PolicyRef{
 		"a token": withSecret(remoteRef(server.URL+"/token"), "login"), "a parameter": remoteRef(server.URL + "/parameter?token=expired"),
@@ -44,21 +44,21 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 	} {
 		ref.Optional = true
 		_, _ = r.read(ref)
-		r.pass(time.Minute)
+		r.advance(time.Minute)
 		r.awaitChange()
 		if got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil || errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "404 Not Found, which") {
 			t.Errorf("with %s: got %d files, %v, want an error", name, len(got.Files), err)
 		}
 	}
-	// A missing Secret is an error nevertheless.
+	// A missing Secret is an error also for an optional reference.
 	ref = withSecret(ref, "missing")
 	if _, err := r.read(ref); err == nil || !strings.Contains(err.Error(), "eu/missing") {
 		t.Errorf("got %v, want an error about the Secret", err)
 	}
 }
 
-// TestPathOfARemoteArchive uses a directory of an archive. Two directories with files of the same content and names
-// below them have different digests.
+// TestPathOfARemoteArchive uses a directory of an archive. The digests of two directories with equal files are
+// different.
 func TestPathOfARemoteArchive(t *testing.T) {
 	t.Parallel()
 	packed := tarGz(t, map[string]string{"README.md": "r", "eu/a.yaml": "1", "eu/kustomization.yaml": "k", "test/a.yaml": "1"})

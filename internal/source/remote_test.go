@@ -28,7 +28,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// remoteTimeout is longer than any correct fetch from the same machine takes.
+// remoteTimeout is longer than any correct fetch from the same machine.
 const remoteTimeout = 30 * time.Second
 
 // secretReader reads Secrets by name.
@@ -106,7 +106,7 @@ func withInterval(ref libv1beta1.PolicyRef, interval time.Duration) libv1beta1.P
 	return ref
 }
 
-// use makes user use the URLs of refs.
+// use sets refs as the used URLs of user.
 func (r *remoteRun) use(user string, refs ...libv1beta1.PolicyRef) {
 	r.t.Helper()
 	var uses []source.RemoteUse
@@ -132,8 +132,8 @@ func (r *remoteRun) awaitChange() {
 	}
 }
 
-// pass waits until all sources wait for the clock, and lets them wait no longer.
-func (r *remoteRun) pass(d time.Duration) {
+// advance waits until all sources wait for the clock, and advances the clock.
+func (r *remoteRun) advance(d time.Duration) {
 	r.t.Helper()
 	eventually(r.t, r.clock.HasWaiters)
 	r.clock.Step(d)
@@ -149,7 +149,7 @@ func eventually(t *testing.T, check func() bool) {
 		select {
 		case <-ticker.C:
 		case <-timeout:
-			t.Fatal("it did not happen in time")
+			t.Fatal("the condition was not true in time")
 		}
 	}
 }
@@ -218,8 +218,8 @@ func serveFunc(t *testing.T, handler http.HandlerFunc) *httptest.Server {
 	return server
 }
 
-// TestRemoteRefusesABodyWithoutAnEnd has a server that ends a response by closing the connection, as a server that dies
-// does, and one that returns nothing.
+// TestRemoteRefusesABodyWithoutAnEnd uses a server that ends a response by closing the connection, like a server that
+// was killed, and a server that returns an empty response.
 func TestRemoteRefusesABodyWithoutAnEnd(t *testing.T) {
 	t.Parallel()
 	endless := serveFunc(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -301,17 +301,17 @@ func TestRemoteIsFetchedOnceForAllUsers(t *testing.T) {
 	if requests.Load() != 1 {
 		t.Fatalf("%d requests, want 1", requests.Load())
 	}
-	// The shortest interval counts, also if it is of a later user.
+	// The shortest interval is used, also of a later user.
 	eventually(t, r.clock.HasWaiters)
 	r.use("impatient", withInterval(ref, time.Minute))
 	eventually(t, func() bool { return requests.Load() == 2 && r.clock.HasWaiters() })
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	eventually(t, func() bool { return requests.Load() == 3 })
 	if bodies.Load() != 1 || len(r.fetcher.Changes()) != 0 {
 		t.Errorf("unchanged content: %d bodies were served, want 1; %d changes were reported, want 0", bodies.Load(), len(r.fetcher.Changes()))
 	}
 	version.Store(1)
-	r.pass(time.Minute)
+	r.advance(time.Minute)
 	r.awaitChange()
 	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil {
@@ -338,13 +338,13 @@ func TestRemoteIsForgottenAfterTheLastUser(t *testing.T) {
 	eventually(t, r.clock.HasWaiters)
 	r.use("b")
 	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil {
-		t.Error("the content is still there")
+		t.Error("the content is still in memory")
 	}
 	if held := r.fetcher.Size(); held != 0 {
-		t.Errorf("%d bytes are still held", held)
+		t.Errorf("%d bytes are not freed", held)
 	}
 	before := requests.Load()
-	r.use("c", ref) // it is fetched again
+	r.use("c", ref) // the hub fetches the content again
 	r.awaitChange()
 	r.clock.Step(defaultInterval)
 	eventually(t, func() bool { return requests.Load() >= before+2 })
@@ -374,12 +374,12 @@ func TestRemoteFailuresAreReportedAndPausesGrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	status.Store(http.StatusInternalServerError)
-	r.pass(defaultInterval)
+	r.advance(defaultInterval)
 	eventually(t, func() bool { return requests.Load() == 2 && r.clock.HasWaiters() })
 	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err != nil {
 		t.Errorf("after one failure: %v", err)
 	}
-	r.pass(10 * time.Second)
+	r.advance(10 * time.Second)
 	r.awaitChange()
 	_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	want := "URL " + server.URL + "/web.yaml: the server returned 500 Internal Server Error"
@@ -387,7 +387,7 @@ func TestRemoteFailuresAreReportedAndPausesGrow(t *testing.T) {
 		t.Errorf("after two failures: got %v, want %s", err, want)
 	}
 	// The next pause is twice as long.
-	r.pass(19 * time.Second)
+	r.advance(19 * time.Second)
 	if got := requests.Load(); got != 3 {
 		t.Errorf("%d requests, want 3", got)
 	}
@@ -399,7 +399,7 @@ func TestRemoteFailuresAreReportedAndPausesGrow(t *testing.T) {
 	}
 }
 
-func TestRemoteThatHangsDelaysNothingElse(t *testing.T) {
+func TestHangingRemoteDelaysNoOtherRemote(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	hanging := serveFunc(t, func(http.ResponseWriter, *http.Request) { <-release })

@@ -41,7 +41,7 @@ func TestUsersAreCounted(t *testing.T) {
 	}
 }
 
-// BenchmarkUse replaces the uses of one user of a URL that many use.
+// BenchmarkUse replaces the uses of one user of a URL with many users.
 func BenchmarkUse(b *testing.B) {
 	for _, users := range []int{1, 1000} {
 		b.Run(fmt.Sprint(users), func(b *testing.B) {

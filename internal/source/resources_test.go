@@ -30,7 +30,7 @@ func TestResolveResource(t *testing.T) {
 	wantInvalid(t, err, "needs a kind and a name")
 	_, err = resolve(corev1.ObjectReference{Kind: "Secret", Name: "{{ .MgmtResources.x }}"}, "")
 	wantInvalid(t, err, "name of a Secret", `no entry for key "x"`)
-	// The API server reads /v1 as v1: a Secret must be known as one however its reference is written.
+	// The API server reads /v1 as v1, so the hub must detect a Secret also with this apiVersion.
 	if got, err := resolve(corev1.ObjectReference{APIVersion: "/v1", Kind: "Secret", Name: "a"}, ""); err != nil || got.APIVersion != "v1" {
 		t.Errorf("apiVersion /v1: got %+v, %v, want v1", got, err)
 	}
@@ -44,7 +44,7 @@ func TestResolveResource(t *testing.T) {
 	}
 }
 
-func TestDigestOfWhatCounts(t *testing.T) {
+func TestDigestOfUsedContent(t *testing.T) {
 	t.Parallel()
 	object := func(version, status, label string, replicas int64) map[string]any {
 		return map[string]any{

@@ -54,7 +54,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// TestFunctionsOfMapsAreSorted expands functions whose result would have the random order of a map.
+// TestFunctionsOfMapsAreSorted expands functions of maps, whose results must have a sorted order.
 func TestFunctionsOfMapsAreSorted(t *testing.T) {
 	t.Parallel()
 	const dict = `(dict "d" 4 "b" 2 "e" 5 "a" 1 "c" 3)`
@@ -105,7 +105,7 @@ func TestResultsWithoutTemplateContextAreShared(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
 		"plain": true,
-		`{{ upper "a" | quote }}{{ $x := list 1 2 }}{{ index $x 0 }}{{ break_ }}`: true, // it cannot be parsed
+		`{{ upper "a" | quote }}{{ $x := list 1 2 }}{{ index $x 0 }}{{ break_ }}`: true, // invalid syntax
 		`{{ if true }}a{{ else if false }}b{{ else }}c{{ end }}`:                  true,
 		`{{ fail "reason" }}`:                                             true,
 		`{{ define "t" }}text{{ end }}{{ template "t" }}`:                 true,
@@ -130,7 +130,7 @@ func TestResultsWithoutTemplateContextAreShared(t *testing.T) {
 	}
 }
 
-// TestSharedResultsAreExpandedOnce has two clusters with the same text. Each expansion reads the cluster.
+// TestSharedResultsAreExpandedOnce expands the same text for two clusters. Each expansion reads the cluster.
 func TestSharedResultsAreExpandedOnce(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -168,7 +168,7 @@ func TestSharedResultsAreExpandedOnce(t *testing.T) {
 	}
 }
 
-// wantInvalid checks that only the user can cure err and that it says all of texts.
+// wantInvalid checks that err is a TerminalError and contains all of texts.
 func wantInvalid(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if _, ok := errors.AsType[phase.TerminalError](err); !ok {
@@ -184,7 +184,7 @@ func wantTexts(t *testing.T, err error, texts ...string) {
 	}
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("got %q, want it to contain %q", err, text)
+			t.Errorf("got %q, want an error that contains %q", err, text)
 		}
 	}
 }

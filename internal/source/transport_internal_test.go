@@ -14,7 +14,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
-// Short fields of a header take ten times their size, in each of many fetches at the same time.
+// Short fields of a header need ten times their size in memory, in each of many concurrent fetches.
 func TestLargeHeadersAreRefused(t *testing.T) {
 	t.Parallel()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -44,7 +44,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 			"a file":             errFile,
 		} {
 			if text := errorText(err); !strings.Contains(text, "exceeded") && !strings.Contains(text, "PROTOCOL_ERROR") {
-				t.Errorf("%s, %s: got error %v, want one about the header", name, source, err)
+				t.Errorf("%s, %s: got error %v, want an error about the header", name, source, err)
 			}
 		}
 	}
@@ -53,6 +53,6 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := artifacts.download(t.Context(), Artifact{URL: handle(t, handler), Digest: "sha256:aa"}, "a"); !strings.Contains(errorText(err), "exceeded") {
-		t.Errorf("an artifact of Flux: got error %v, want one about the header", err)
+		t.Errorf("an artifact of Flux: got error %v, want an error about the header", err)
 	}
 }

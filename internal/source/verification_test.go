@@ -13,7 +13,7 @@ import (
 
 func TestVerificationFor(t *testing.T) {
 	t.Parallel()
-	hub, tmplCtx := hubWith(t,
+	hub, tmplCtx := createHub(t,
 		secret("keys-eu-1", corev1.SecretTypeOpaque, map[string]string{"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 		secret("empty", corev1.SecretTypeOpaque, map[string]string{"keyring.gpg": ""}),
 	)
@@ -35,7 +35,7 @@ func TestVerificationFor(t *testing.T) {
 		chart configv1beta1.HelmChart
 		want  source.Verification
 		err   string
-		// later says that the error is not phase.TerminalError, as the Secret may come.
+		// later is true if the error is not phase.TerminalError, because the Secret may be created later.
 		later bool
 	}{
 		"none":        {},

@@ -94,7 +94,7 @@ func TestAgentExecutesWorks(t *testing.T) {
 	w.eventually("the Work is applied", func(context.Context) error {
 		work, err := w.getWork("one")
 		if err == nil && (!meta.IsStatusConditionTrue(work.Status.Conditions, workv1alpha1.WorkApplied) || len(work.Status.ManifestStatuses) != 1) {
-			err = fmt.Errorf("its status is %+v", work.Status)
+			err = fmt.Errorf("the status of the Work is %+v", work.Status)
 		}
 		return err
 	})
@@ -157,7 +157,7 @@ func TestAgentDeploysBundles(t *testing.T) {
 	w.eventually("the bundle is applied", func(ctx context.Context) error {
 		report, err := pull.Deliver(ctx, m, b)
 		if err == nil && report.State != bundle.StateApplied {
-			err = fmt.Errorf("it is %s: %s", report.State, report.Message)
+			err = fmt.Errorf("the report is %s: %s", report.State, report.Message)
 		}
 		return err
 	})

@@ -36,7 +36,7 @@ func TestOneAgentIsLeader(t *testing.T) {
 	w.letPass(3 * time.Second)
 	w.wantLeader("first")
 	stop()
-	// It released the Lease, so that the other agent need not wait.
+	// The agent has released the Lease, so the other agent does not wait for its end.
 	began := time.Now()
 	w.wantLeader("second")
 	if took := time.Since(began); took > 10*time.Second {
@@ -102,11 +102,11 @@ func TestOneAgentReports(t *testing.T) {
 	}
 	w.wantLeader("second")
 	w.wantProbe(health, "/healthz", http.StatusOK)
-	if told := logs.linesWith("this agent stops reporting"); len(told) != 1 {
-		t.Errorf("log lines: got %v, want one", told)
+	if lines := logs.linesWith("this agent stops reporting"); len(lines) != 1 {
+		t.Errorf("log lines: got %v, want one", lines)
 	}
 
-	// It takes part in the election again.
+	// The first agent takes part in the election again.
 	recorder.setAway(false)
 	stop()
 	w.wantLeader("first")

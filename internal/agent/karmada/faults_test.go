@@ -66,7 +66,7 @@ func (q *requestRecorder) takeRequests() (seen, failed []string) {
 	return seen, failed
 }
 
-// writeLimiter lets a number of writes to the member pass, and then refuses all requests.
+// writeLimiter allows a number of writes to the member, and then refuses all requests.
 type writeLimiter struct {
 	// mu guards the fields below.
 	mu       sync.Mutex

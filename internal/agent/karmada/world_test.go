@@ -36,7 +36,7 @@ import (
 	"github.com/towline/towline/internal/localkube/crds"
 )
 
-// clusters are a hub and a member that all tests share. Each test has its own Cluster and namespaces.
+// clusters is the hub and the member that all tests share. Each test has its own Cluster and namespaces.
 type clusters struct {
 	hub, member             *localkube.Plane
 	hubClient, memberClient client.Client
@@ -94,7 +94,7 @@ type world struct {
 	requestRecorder
 }
 
-// newWorld registers the member under a name, with a certificate of this lifetime.
+// newWorld registers the member with a name and a certificate of this lifetime.
 func newWorld(t *testing.T, name string, lifetime time.Duration) *world {
 	t.Helper()
 	p, err := shared()
@@ -323,7 +323,7 @@ func (w *world) wantProbe(address, path string, want int) {
 		defer func() { _ = response.Body.Close() }()
 		body, err := io.ReadAll(response.Body)
 		if err == nil && response.StatusCode != want {
-			err = fmt.Errorf("it answers %d: %s", response.StatusCode, body)
+			err = fmt.Errorf("the response is %d: %s", response.StatusCode, body)
 		}
 		return err
 	})
@@ -394,7 +394,7 @@ func (w *world) wantValue(name, value string) {
 			return err
 		}
 		if got.Data["key"] != value {
-			return fmt.Errorf("it has %q", got.Data["key"])
+			return fmt.Errorf("the value is %q", got.Data["key"])
 		}
 		return nil
 	})
@@ -429,7 +429,7 @@ func (w *world) eventually(condition string, check func(context.Context) error) 
 	}
 }
 
-// letPass waits, so that the agent could make a mistake meanwhile.
+// letPass waits, so that an unwanted action of the agent can happen.
 func (w *world) letPass(pause time.Duration) {
 	done, cancel := context.WithTimeout(w.t.Context(), pause)
 	defer cancel()

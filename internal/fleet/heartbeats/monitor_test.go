@@ -23,7 +23,7 @@ const (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// leases returns the same Lease for every name, or an error.
+// leases is a reader that returns the same Lease for every name, or an error.
 type leases struct {
 	client.Reader
 	lease coordinationv1.Lease
@@ -35,10 +35,10 @@ func (l *leases) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _
 	return l.err
 }
 
-// renew writes a time of the member's clock.
+// renew sets the renewTime, a time of the member's clock.
 func (l *leases) renew(at time.Time) { l.lease.Spec.RenewTime = &metav1.MicroTime{Time: at} }
 
-// testMonitor is a monitor, the two views of the Lease that it judges by, and an outage of the API server.
+// testMonitor is a Monitor with its cached and live readers of the Lease. It can simulate an outage of the API server.
 type testMonitor struct {
 	testing.TB
 	clock        *clocktesting.FakeClock
@@ -46,9 +46,9 @@ type testMonitor struct {
 	cached, live *leases
 	member       fleet.Member
 	report       string
-	// away is true during an outage of the API server, and back is the end of the last outage.
-	away bool
-	back time.Time
+	// isDown is true during an outage of the API server, and availableSince is the end of the last outage.
+	isDown         bool
+	availableSince time.Time
 }
 
 func newTestMonitor(t *testing.T, of fleet.Type) *testMonitor {
@@ -58,33 +58,33 @@ func newTestMonitor(t *testing.T, of fleet.Type) *testMonitor {
 	return c
 }
 
-// start makes a new monitor, as a restart of the hub does.
+// start replaces the monitor, like a restart of the hub.
 func (c *testMonitor) start() {
-	c.back = c.clock.Now()
+	c.availableSince = c.clock.Now()
 	c.monitor = &heartbeats.Monitor{Hub: c.cached, Live: c.live, Clock: c.clock, AvailableSince: func() time.Time {
-		if c.away {
+		if c.isDown {
 			return c.clock.Now()
 		}
-		return c.back
+		return c.availableSince
 	}}
 }
 
-// renew gives a heartbeat that all see.
+// renew sends a heartbeat to the cached and the live Lease.
 func (c *testMonitor) renew(at time.Time) {
 	c.cached.renew(at)
 	c.live.renew(at)
 }
 
-// outage has the API server not answer for a time, with a judgement each ten seconds.
+// outage simulates an outage of the API server, with an evaluation every ten seconds.
 func (c *testMonitor) outage(d time.Duration) {
 	c.Helper()
-	c.away, c.live.err = true, errors.New("connection refused")
+	c.isDown, c.live.err = true, errors.New("connection refused")
 	for end := c.clock.Now().Add(d); c.clock.Now().Before(end); c.clock.Step(10 * time.Second) {
 		if liveness, err := c.monitor.Evaluate(c.Context(), c.member, c.report); err == nil && liveness.State == silent {
-			c.Fatalf("the agent is silent at %s, while nobody could hear it", c.clock.Now())
+			c.Fatalf("the agent is silent at %s, during the outage", c.clock.Now())
 		}
 	}
-	c.away, c.live.err, c.back = false, nil, c.clock.Now()
+	c.isDown, c.live.err, c.availableSince = false, nil, c.clock.Now()
 }
 
 func (c *testMonitor) want(state heartbeats.State, left time.Duration) {
@@ -98,8 +98,8 @@ func (c *testMonitor) want(state heartbeats.State, left time.Duration) {
 	}
 }
 
-// each runs a test for both dialects.
-func each(t *testing.T, test func(*testMonitor, time.Duration)) {
+// forEachType runs a test for both types of members.
+func forEachType(t *testing.T, test func(*testMonitor, time.Duration)) {
 	t.Helper()
 	t.Parallel()
 	for of, limit := range map[fleet.Type]time.Duration{fleet.TypeSveltos: 90 * time.Second, fleet.TypeKarmada: 38 * time.Second} {
@@ -108,10 +108,10 @@ func each(t *testing.T, test func(*testMonitor, time.Duration)) {
 }
 
 func TestAgentIsAliveUntilTheLimitAfterItsLastHeartbeat(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.clock.Step(5 * time.Second)
-		// The member's clock can be wrong in both directions, and can be set back.
+		// The member's clock may be fast or slow, and may be set back.
 		for _, wrong := range []time.Duration{-2 * time.Minute, 1000 * time.Hour, -3 * time.Minute} {
 			c.renew(c.clock.Now().Add(wrong))
 			c.want(alive, limit)
@@ -128,7 +128,7 @@ func TestAgentIsAliveUntilTheLimitAfterItsLastHeartbeat(t *testing.T) {
 }
 
 func TestOutageOfTheAPIServerStartsTheLimitAgain(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)
@@ -142,7 +142,7 @@ func TestOutageOfTheAPIServerStartsTheLimitAgain(t *testing.T) {
 }
 
 func TestAgentThatDiedDuringAnOutageIsSilentAfterTheLimit(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)
@@ -155,7 +155,7 @@ func TestAgentThatDiedDuringAnOutageIsSilentAfterTheLimit(t *testing.T) {
 }
 
 func TestRestartOfTheHubStartsTheLimitAgain(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		// The member's clock is two minutes behind.
 		c.renew(noon.Add(-2 * time.Minute))
 		c.start()
@@ -172,7 +172,7 @@ func TestRestartOfTheHubStartsTheLimitAgain(t *testing.T) {
 }
 
 func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.renew(noon)
 		c.want(unsure, limit)
 		c.clock.Step(limit)
@@ -181,10 +181,10 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 			t.Errorf("got %v, want an error", liveness)
 		}
 		c.live.err = nil
-		// The watch is late.
+		// The cached Lease is stale.
 		c.live.renew(noon.Add(time.Minute))
 		c.want(alive, limit)
-		// It returns the former Lease for some time, which is no heartbeat.
+		// The reader returns the former Lease for some time, which is no heartbeat.
 		c.clock.Step(limit - time.Second)
 		c.want(alive, time.Second)
 		c.clock.Step(time.Second)
@@ -193,14 +193,14 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 }
 
 func TestReportIsAHeartbeat(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.report = "first"
 		c.want(unsure, limit)
 		c.clock.Step(10 * time.Second)
 		c.report = "second"
 		c.want(alive, limit)
 		c.clock.Step(10 * time.Second)
-		// A caller that has not read the report, or a lost status.
+		// A caller that has not read the report, or that has lost the status.
 		c.report = ""
 		c.want(alive, limit-10*time.Second)
 		c.report = "second"
@@ -209,7 +209,7 @@ func TestReportIsAHeartbeat(t *testing.T) {
 }
 
 func TestMissingLeaseIsNoHeartbeat(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.renew(noon)
 		c.want(unsure, limit)
 		c.clock.Step(10 * time.Second)
@@ -220,8 +220,8 @@ func TestMissingLeaseIsNoHeartbeat(t *testing.T) {
 	})
 }
 
-func TestClusterThatIsRegisteredAgainIsAnotherOne(t *testing.T) {
-	each(t, func(c *testMonitor, limit time.Duration) {
+func TestClusterThatIsRegisteredAgainIsAnotherMember(t *testing.T) {
+	forEachType(t, func(c *testMonitor, limit time.Duration) {
 		c.want(unsure, limit)
 		c.renew(noon)
 		c.want(alive, limit)

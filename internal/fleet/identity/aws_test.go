@@ -30,7 +30,7 @@ const (
 	secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 )
 
-// awsHub sets the environment of a hub with an AWS key, and returns its clock.
+// awsHub sets the environment of a hub with an AWS key, and returns a clock.
 func awsHub(t *testing.T) *testclock.FakeClock {
 	t.Helper()
 	for name, value := range map[string]string{
@@ -120,8 +120,8 @@ func TestEKSTokenIsAPresignedRequest(t *testing.T) {
 	}
 }
 
-// eksProxy is an API server behind the authenticator of EKS: it accepts tokens that were signed with the key for this
-// cluster, as an account of the plane.
+// eksProxy is an API server with an authenticator like EKS: it accepts tokens that were signed with the key for this
+// cluster, and sends the requests to the plane as an account.
 func eksProxy(t *testing.T, plane *localkube.Plane) *httptest.Server {
 	t.Helper()
 	host, err := url.Parse(plane.Config.Host)
@@ -158,7 +158,7 @@ func TestEKSTokenReachesItsMemberOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := requestVersion(t, front.URL, authority, source); (err == nil) != allowed || !allowed && !apierrors.IsUnauthorized(err) {
-			t.Errorf("cluster %s: got error %v, want it to be accepted: %t", cluster, err, allowed)
+			t.Errorf("cluster %s: got error %v, want success: %t", cluster, err, allowed)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func TestEKSTokenIsRenewedBeforeItExpires(t *testing.T) {
 			t.Fatal(err)
 		}
 		if fresh := token != last; fresh != step.fresh {
-			t.Errorf("%s later: another token: %t, want %t", step.after, fresh, step.fresh)
+			t.Errorf("%s later: new token: got %t, want %t", step.after, fresh, step.fresh)
 		}
 		last = token
 	}

@@ -33,15 +33,15 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// wantLine checks that err is one line with all of texts and without secrets.
+// wantLine checks that err is one line that contains all of texts and no secrets.
 func wantLine(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("got no error, want one with %q", texts)
+		t.Fatalf("got no error, want an error with %q", texts)
 	}
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("got error %q, want one with %q", err, text)
+			t.Errorf("got error %q, want an error with %q", err, text)
 		}
 	}
 	if strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), secret) {
@@ -155,7 +155,7 @@ func TestGKETokenReachesAMember(t *testing.T) {
 		}
 	}
 	if asked := google.asked.Load(); asked != 1 {
-		t.Errorf("asked for %d tokens, want one", asked)
+		t.Errorf("requested %d tokens, want one", asked)
 	}
 }
 
@@ -197,12 +197,13 @@ func TestAKSTokenReachesAMember(t *testing.T) {
 	}
 }
 
-// roundTripper is a function as a transport.
+// roundTripper is a function that implements http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestGKEEndpointIsVerified checks that a token for an address is given out only if the GKE API confirms the address.
+// TestGKEEndpointIsVerified checks that the source returns a token for an address only if the GKE API confirms the
+// address.
 func TestGKEEndpointIsVerified(t *testing.T) {
 	google := gcpHub(t)
 	google.respondWith(http.StatusOK, issued("secret-token"))
@@ -239,7 +240,7 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	}
 	_, err := token("35.1.1.1", whole)
 	wantLine(t, err, "35.1.1.1 is not a public endpoint of "+name)
-	// A private endpoint can have an address that is public elsewhere: there, another server has it.
+	// A private endpoint may have an address that belongs to another server in the public network.
 	_, err = token("34.9.9.9", whole)
 	wantLine(t, err, "34.9.9.9 is not a public endpoint of "+name, "--workload-identity-hosts")
 	_, err = token("34.1.2.3", libv1beta1.GCPIdentity{ProjectID: "shop"})
@@ -252,8 +253,8 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	wantLine(t, err, "decode the response of the GKE API")
 }
 
-// TestPrivateEndpointsGetNoToken has a user who may write SveltosClusters, and who owns a GKE cluster with a private
-// endpoint. The GKE API confirms its address, but in the network of the hub, another server of the user has this
+// TestPrivateEndpointsGetNoToken simulates a user who may write SveltosClusters and owns a GKE cluster with a private
+// endpoint. The GKE API confirms its address, but in the network of the hub another server of the user has this
 // address.
 func TestPrivateEndpointsGetNoToken(t *testing.T) {
 	google := gcpHub(t)
@@ -282,8 +283,8 @@ func TestPrivateEndpointsGetNoToken(t *testing.T) {
 	}
 }
 
-// TestWrapVerifiesTheEndpoint sends requests to an endpoint that the policy of the hub does not know, and to one that
-// it knows.
+// TestWrapVerifiesTheEndpoint sends requests to an endpoint that is not in the policy of the hub, and to an endpoint of
+// the policy.
 func TestWrapVerifiesTheEndpoint(t *testing.T) {
 	google := gcpHub(t)
 	google.respondWith(http.StatusOK, issued("secret-token"))
@@ -326,7 +327,7 @@ func TestTokenIsUsedUntilItExpires(t *testing.T) {
 		wantLine(t, err, "workload identity: get a token from GCP: 127.0.0.1:", "answered 400 Bad Request: invalid_grant: Invalid JWT")
 	}
 	if asked := google.asked.Load(); asked != 1 {
-		t.Errorf("asked for %d tokens within a moment, want one", asked)
+		t.Errorf("requested %d tokens at the same time, want one", asked)
 	}
 	clock.Step(10 * time.Second)
 	for _, step := range []struct {
@@ -400,14 +401,14 @@ func TestTokenIsSentToItsMemberOnly(t *testing.T) {
 	}
 	get("/")
 	if here.Load() != "Bearer secret-token" || elsewhere.Load() != "" {
-		t.Errorf("the member got %q, the one it redirects to %q", here.Load(), elsewhere.Load())
+		t.Errorf("the member got %q, the target of its redirect got %q", here.Load(), elsewhere.Load())
 	}
 	// A rejected token is discarded, unless it is new.
 	google.respondWith(http.StatusOK, issued("next-token"))
 	get("/refused")
 	get("/refused")
 	if here.Load() != "Bearer secret-token" {
-		t.Errorf("got %q at once after a refusal", here.Load())
+		t.Errorf("got %q immediately after a refusal", here.Load())
 	}
 	clock.Step(2 * time.Minute)
 	get("/refused")
