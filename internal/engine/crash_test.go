@@ -279,7 +279,7 @@ func (c *cluster) deleteAndWait(gvr schema.GroupVersionResource, name string) {
 	if err := c.objects.Resource(gvr).Delete(c.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		c.t.Fatal(err)
 	}
-	eventually(c.t, name+" is gone", func() bool { return c.get(gvr, "", name) == nil })
+	eventually(c.t, name+" is deleted", func() bool { return c.get(gvr, "", name) == nil })
 }
 
 func TestEndedContextEndsTheRun(t *testing.T) {

@@ -204,7 +204,7 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 		t.Errorf("records before the scope is confirmed: got %d, want 4", got)
 	}
 	h.ConfirmScope()
-	eventually(t, "the older records are gone", func() bool { return len(c.listRecords()) == 2 })
+	eventually(t, "the older records are deleted", func() bool { return len(c.listRecords()) == 2 })
 	if got := c.value("left"); got != "1" {
 		t.Errorf("names in the records: got %q", got)
 	}
@@ -282,12 +282,12 @@ func (c *cluster) runEngineOf(t *testing.T, hub string, change ...func(*engine.O
 func TestOnChangeAndHealthOfObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var mu sync.Mutex // guards news
-	news := map[bundle.ID]int{}
+	var mu sync.Mutex // guards changes
+	changes := map[bundle.ID]int{}
 	h := c.runEngineOf(t, "hub", func(o *engine.Options) {
-		o.OnChange = func(id bundle.ID) { mu.Lock(); defer mu.Unlock(); news[id]++ }
+		o.OnChange = func(id bundle.ID) { mu.Lock(); defer mu.Unlock(); changes[id]++ }
 	})
-	told := func(id bundle.ID) int { mu.Lock(); defer mu.Unlock(); return news[id] }
+	changesOf := func(id bundle.ID) int { mu.Lock(); defer mu.Unlock(); return changes[id] }
 	objects := decode(t, strings.ReplaceAll(`
 apiVersion: apps/v1
 kind: Deployment
@@ -326,13 +326,13 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {request
 	if got := existing["configmaps"]; got.Health != engine.Healthy || got.Status != nil || got.Ref.Name != "plain" {
 		t.Errorf("ConfigMap: got %v", got)
 	}
-	before := told(b.ID)
+	before := changesOf(b.ID)
 	_, err := c.objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}).Namespace(c.ns).Patch(t.Context(), "nowhere", types.MergePatchType,
 		[]byte(`{"status":{"capacity":{"storage":"1Gi"}}}`), metav1.PatchOptions{}, "status")
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "news of a status", func() bool { return told(b.ID) > before })
+	eventually(t, "OnChange after a change of a status", func() bool { return changesOf(b.ID) > before })
 	if all, err := h.Observe(t.Context(), c.workBundle("none").ID); err != nil || len(all) > 0 {
 		t.Errorf("without a record: got %v, %v", all, err)
 	}

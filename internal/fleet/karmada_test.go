@@ -57,7 +57,7 @@ func TestFromCluster(t *testing.T) {
 		"a taken id is refused": {clusterv1alpha1.Cluster{Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonIDTaken, "taken")}, func(m *fleet.Member) {
 			m.Ready, m.Down, m.DownMessage, m.KubernetesVersion, m.Refused = true, true, "taken", "v1.34.0", "taken"
 		}},
-		"nobody is refused by a status while leaving": {
+		"a status does not refuse a deleted Cluster": {
 			clusterv1alpha1.Cluster{
 				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Spec: pull, Status: condition(metav1.ConditionFalse, fleet.ReasonIDTaken, "taken"),
 			},
@@ -191,7 +191,7 @@ func TestWithoutVolatileFields(t *testing.T) {
 				t.Errorf("equal without volatile fields: got %t, want %t", got, tc.same)
 			}
 			if diff := cmp.Diff(whole, changed); diff != "" {
-				t.Errorf("Settled() changed what it was given (-want +got):\n%s", diff)
+				t.Errorf("WithoutVolatileFields() changed its argument (-want +got):\n%s", diff)
 			}
 		})
 	}

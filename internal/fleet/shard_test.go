@@ -27,9 +27,9 @@ func TestShardPredicate(t *testing.T) {
 		before, after fleet.Shard
 		want          map[fleet.Shard]bool
 	}{
-		"one of nobody else": {"", "", map[fleet.Shard]bool{"": true, "k": false}},
-		"one of k":           {"k", "k", map[fleet.Shard]bool{"": false, "k": true, "l": false}},
-		"one that moves":     {"k", "l", map[fleet.Shard]bool{"": false, "k": true, "l": true}},
+		"of the default shard": {"", "", map[fleet.Shard]bool{"": true, "k": false}},
+		"of shard k":           {"k", "k", map[fleet.Shard]bool{"": false, "k": true, "l": false}},
+		"between shards":       {"k", "l", map[fleet.Shard]bool{"": false, "k": true, "l": true}},
 	}
 	for name, tc := range tests {
 		for shard, want := range tc.want {

@@ -112,7 +112,7 @@ func examples(namespace, name string, shard fleet.Shard) []client.Object {
 	return []client.Object{exampleSummary(namespace, name, shard), exampleGroup(namespace, name, shard), exampleConfiguration(namespace, name, shard)}
 }
 
-// TestCacheOfAShard reads with the cache of a hub what the API server has of three shards.
+// TestCacheOfAShard reads objects of three shards through the cache of a hub.
 func TestCacheOfAShard(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t, localkube.Named("cache"))

@@ -120,7 +120,7 @@ func TestContentIsReadOncePerVersion(t *testing.T) {
 	c.wantContent("7", "7 2")
 	c.wantContent("8", "8 1")
 	c.wantRequests(1)
-	// A caller may change what it has read.
+	// A caller may change the returned object.
 	changed := &corev1.ConfigMap{}
 	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "7"}, changed); err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ func TestLabelsAndAnnotationsFollowTheProfile(t *testing.T) {
 
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Labels, p.Annotations = nil, nil })
 	w.wantProvisioned(profile, "one")
-	w.eventually("labels are gone", func() error {
+	w.eventually("deletion of the labels", func() error {
 		summary, err := w.getSummary(profile, "one")
 		if err != nil {
 			return err

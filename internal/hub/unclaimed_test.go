@@ -111,7 +111,7 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 		}
 		return err
 	})
-	w.eventually("an event tells", func() error {
+	w.eventually("event", func() error {
 		if events := w.listEvents(cluster); !slices.ContainsFunc(events, func(e string) bool { return strings.Contains(e, "Warning UnclaimedBundles") }) {
 			return fmt.Errorf("events are %q", events)
 		}

@@ -234,8 +234,9 @@ func TestReconcileKeepsAPrintedManifest(t *testing.T) {
 	}
 }
 
-// The hub may be down between the exchange and the next registration, and delete the exchanged Secret afterwards.
-func TestAPrintedManifestOutlivesTheOneThatWasExchangedBefore(t *testing.T) {
+// The hub may be down between the exchange and the next registration, and delete the exchanged manifest only
+// afterwards.
+func TestPrintedManifestStaysValidAfterExchange(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.keep(t)

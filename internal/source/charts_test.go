@@ -273,7 +273,7 @@ func TestFetchErrorsNameChartAndRepository(t *testing.T) {
 		t.Fatal(err)
 	}
 	entry := "entries:\n  hello:\n  - {version: 0.1.0, digest: abcd, urls: [hello.tgz]}\n"
-	const nobody, textOfServer = "http://127.0.0.1:1", "text-of-the-server"
+	const unreachable, textOfServer = "http://127.0.0.1:1", "text-of-the-server"
 	example, charts := serve(t, exampleRepository(t)), newCharts(t, t.TempDir())
 	for name, test := range map[string]struct {
 		address, version string
@@ -284,7 +284,7 @@ func TestFetchErrorsNameChartAndRepository(t *testing.T) {
 		"no such version": {address: example, version: "9.9.9", want: []string{"chart repo/hello 9.9.9 in " + example + ": does not exist"}, missing: true},
 		"no such range":   {address: example, version: ">9", want: []string{"chart repo/hello >9 in " + example + ": does not exist"}, missing: true},
 		"not a version":   {address: example, version: "latest", want: []string{`parse chartVersion "latest"`}, invalid: true},
-		"unreachable":     {address: nobody, version: "0.1.0", want: []string{"chart repo/hello 0.1.0 in " + nobody, "connection refused"}},
+		"unreachable":     {address: unreachable, version: "0.1.0", want: []string{"chart repo/hello 0.1.0 in " + unreachable, "connection refused"}},
 		"not there":       {address: serve(t, http.NotFoundHandler()), version: "0.1.0", want: []string{"/index.yaml", "404 Not Found"}},
 		"not an index":    {address: serve(t, text("<html>hello</html>")), version: "0.1.0", want: []string{"index.yaml"}},
 		"an empty index":  {address: serve(t, text("apiVersion: v1\n")), version: "0.1.0", want: []string{"is not an index of charts"}},

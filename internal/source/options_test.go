@@ -121,7 +121,7 @@ func TestPassCredentialsAll(t *testing.T) {
 			got = append(got, <-seen)
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s: what was asked for, with which user (-want +got):\n%s", name, diff)
+			t.Errorf("%s: users by requested path (-want +got):\n%s", name, diff)
 		}
 	}
 }

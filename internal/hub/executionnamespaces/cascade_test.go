@@ -169,7 +169,7 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	// startEnv has created the ClusterRole and the Secret before the start of the controller, as if the Cluster had been
 	// deleted without a hub.
 	w.awaitNone(t, []client.Object{&rbacv1.ClusterRole{ObjectMeta: named(karmada.AgentRoleName("forgotten"))}})
-	w.wantExist(t, "swept", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
+	w.wantExist(t, "after the cleanup", []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "forgotten"}}})
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named("torn-out"), Spec: clusterv1alpha1.ClusterSpec{ID: "torn-out", SyncMode: clusterv1alpha1.Pull}}
 	if err := karmada.CreateCluster(t.Context(), w.hubClient, c); err != nil {
 		t.Fatal(err)
@@ -191,5 +191,5 @@ func TestHubDeletesOnlyRBACOfClusterDeletedWithoutFinalizer(t *testing.T) {
 	// the Lease.
 	rbac, rest := hubObjects("torn-out")[:5], hubObjects("torn-out")[6:]
 	w.awaitNone(t, rbac)
-	w.wantExist(t, "swept", append(rest, &corev1.Namespace{ObjectMeta: named("karmada-es-torn-out")}))
+	w.wantExist(t, "after the cleanup", append(rest, &corev1.Namespace{ObjectMeta: named("karmada-es-torn-out")}))
 }

@@ -284,7 +284,8 @@ func TestUnregisterContinuesAfterInterruption(t *testing.T) {
 		}
 	}
 	u.Member = member
-	// Nothing but the cluster's kubeconfig is needed as long as the way to the hub is there, which goes last.
+	// Unregister needs only the cluster's kubeconfig while the Secret with the hub's kubeconfig exists. It is deleted
+	// last.
 	if err := register.Unregister(t.Context(), u); err != nil {
 		wantText(t, err, "there is no Secret halfway/karmada-kubeconfig")
 	}
