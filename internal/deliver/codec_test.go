@@ -258,7 +258,7 @@ func TestCorruptContentIsAnError(t *testing.T) {
 			g.Annotations[annotationOutline] = "}"
 		},
 	}
-	for name, spoil := range tests {
+	for name, corrupt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := group.DeepCopy()
@@ -266,7 +266,7 @@ func TestCorruptContentIsAnError(t *testing.T) {
 			for _, b := range bundles {
 				copies = append(copies, b.DeepCopy())
 			}
-			spoil(g, copies)
+			corrupt(g, copies)
 			if _, err := unpack(g, copies); !errors.Is(err, ErrCorrupt) {
 				t.Errorf("got error %v, want %v", err, ErrCorrupt)
 			}

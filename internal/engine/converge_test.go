@@ -183,13 +183,13 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 			converge(t, e, first)
 			second := c.bundle("second", c.configMap("shared", "2"), c.configMap("zz", "2"))
 			test.change(&second)
-			loser := first
+			conflicting := first
 			if test.takesOver {
 				wantChanges(t, converge(t, e, second).Changes, counts{bundle.Configured: 1, bundle.Created: 1})
 			} else {
-				loser = second
+				conflicting = second
 			}
-			report, err := e.Converge(t.Context(), loser)
+			report, err := e.Converge(t.Context(), conflicting)
 			if !errors.Is(err, engine.ErrConflict) || report.State != bundle.StateFailed {
 				t.Fatalf("the bundle with the conflict: got %s and %v", report.State, err)
 			}
@@ -198,7 +198,7 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 				t.Errorf("message: got %q, want prefix %q", report.Message, want)
 			}
 			// The withdrawal of the second bundle changes no object of the first.
-			withdraw(t, e, bundle.Withdrawal{ID: loser.ID})
+			withdraw(t, e, bundle.Withdrawal{ID: conflicting.ID})
 			if c.get(configMaps, c.ns, "shared") == nil {
 				t.Error("the withdrawal of the second bundle deleted the object of the first")
 			}

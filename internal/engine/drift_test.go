@@ -314,7 +314,7 @@ func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.delete(configMaps, "deleted")
-	eventually(t, "the ConfigMap is healed", func() bool { return h.countCorrections() > 0 && c.value("deleted") == "1" })
+	eventually(t, "the ConfigMap is corrected", func() bool { return h.countCorrections() > 0 && c.value("deleted") == "1" })
 	converge(t, h.Engine, b)
 	if c.get(jobs, c.ns, "expiring") != nil {
 		t.Error("the Job runs again")

@@ -21,7 +21,7 @@ func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 	const parallel = 8
 	c := newCluster(t)
 	var dark atomic.Bool
-	var asked atomic.Int32
+	var requests atomic.Int32
 	var objects []*unstructured.Unstructured
 	for _, kind := range []string{"ConfigMap", "Secret", "ServiceAccount", "LimitRange", "ResourceQuota"} {
 		for _, name := range []string{"a", "b", "c"} {
@@ -36,7 +36,7 @@ func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			// The cluster stops responding after the engine has read the record.
 			if dark.Load() && strings.Contains(r.URL.Path, "/namespaces/"+c.ns+"/") {
-				asked.Add(1)
+				requests.Add(1)
 				return nil, errCut
 			}
 			return next.RoundTrip(r)
@@ -48,11 +48,11 @@ func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 	converge(t, e, b)
 	dark.Store(true)
 	wantConvergeError(t, e, b)
-	if got := asked.Swap(0); got == 0 || got > parallel {
+	if got := requests.Swap(0); got == 0 || got > parallel {
 		t.Errorf("converging: %d requests without a response, want at most %d", got, parallel)
 	}
 	existing, err := e.Observe(t.Context(), b.ID)
-	if got := asked.Load(); err == nil || got == 0 || got > parallel || len(existing) != len(objects) {
+	if got := requests.Load(); err == nil || got == 0 || got > parallel || len(existing) != len(objects) {
 		t.Errorf("observing: %d requests without a response, %d observations, error %v", got, len(existing), err)
 	}
 	for _, one := range existing {

@@ -64,15 +64,15 @@ func TestReleaseOfAnotherBundleIsNotChanged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	h := c.runEngine(t, nil)
-	loser := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
-	deploy(t, h.Engine, loser)
-	winner := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))
-	winner.ID.RequestorName, winner.Owner = winner.ID.RequestorName+"-winner", bundle.Owner{Kind: "ClusterProfile", Name: "winner", Tier: 50}
-	deploy(t, h.Engine, winner)
+	first := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
+	deploy(t, h.Engine, first)
+	second := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))
+	second.ID.RequestorName, second.Owner = second.ID.RequestorName+"-winner", bundle.Owner{Kind: "ClusterProfile", Name: "winner", Tier: 50}
+	deploy(t, h.Engine, second)
 	// The first bundle detects that its record was changed. It must not write another record.
 	<-time.After(2 * time.Second)
 	c.wantHistory("1 superseded", "2 deployed")
-	withdraw(t, h.Engine, bundle.Withdrawal{ID: loser.ID})
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: first.ID})
 	c.wantHistory("1 superseded", "2 deployed")
 	c.wantAllNames(configMaps, "main")
 	c.wantAllNames(jobs)

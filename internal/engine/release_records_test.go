@@ -75,7 +75,7 @@ func TestReleaseRecordsAreNotCorrectedWhileHelmWorks(t *testing.T) {
 	})
 	// The drift of objects is corrected meanwhile, but the release waits.
 	c.patch(configMaps, "main", `{"data":{"key":"theirs"}}`)
-	eventually(t, "the object is healed", func() bool { return c.value("main") == "1" })
+	eventually(t, "the object is corrected", func() bool { return c.value("main") == "1" })
 	c.wantHistory("1 superseded", "2 pending-upgrade")
 	put(2, common.StatusDeployed)
 	eventually(t, "our revision is the last one", func() bool { return slices.Equal(c.listHistory(), []string{"2 superseded", "3 deployed"}) })

@@ -128,10 +128,10 @@ func TestObjectsOfOtherHubsAreNotChanged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ours, theirs, sveltos := c.engineOf("hub-1", "scope-1"), c.engineOf("hub-2", "scope-2"), c.engineOf("", "")
-	guarded := c.workBundle("one", c.configMap("a", "1"))
-	converge(t, ours, guarded)
+	rejecting := c.workBundle("one", c.configMap("a", "1"))
+	converge(t, ours, rejecting)
 	for name, e := range map[string]*engine.Engine{"another hub": theirs, "a Sveltos member": sveltos} {
-		for what, b := range map[string]bundle.Bundle{"guarded": c.workBundle("one", c.configMap("a", "2")), "profile": c.bundle("one", c.configMap("a", "2"))} {
+		for what, b := range map[string]bundle.Bundle{"rejecting": c.workBundle("one", c.configMap("a", "2")), "profile": c.bundle("one", c.configMap("a", "2"))} {
 			b.Items[0].Overwrite, b.Owner.Tier = true, 1
 			report := wantConvergeError(t, e, b)
 			if !strings.Contains(report.Message, "belongs to another hub (hub-1)") {
@@ -140,15 +140,15 @@ func TestObjectsOfOtherHubsAreNotChanged(t *testing.T) {
 			withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 		}
 	}
-	wantChanges(t, converge(t, ours, guarded).Changes, counts{bundle.Unchanged: 1})
+	wantChanges(t, converge(t, ours, rejecting).Changes, counts{bundle.Unchanged: 1})
 
 	// Another hub without records deletes no objects of our hub.
-	withdraw(t, theirs, bundle.Withdrawal{ID: guarded.ID})
-	withdraw(t, sveltos, bundle.Withdrawal{ID: guarded.ID})
+	withdraw(t, theirs, bundle.Withdrawal{ID: rejecting.ID})
+	withdraw(t, sveltos, bundle.Withdrawal{ID: rejecting.ID})
 	if got := c.value("a"); got != "1" {
 		t.Errorf("value: got %q", got)
 	}
-	withdraw(t, c.engineOf("hub-1", "scope-1"), bundle.Withdrawal{ID: guarded.ID})
+	withdraw(t, c.engineOf("hub-1", "scope-1"), bundle.Withdrawal{ID: rejecting.ID})
 	c.wantNames(configMaps)
 	c.wantRecords(0)
 }
@@ -195,11 +195,11 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 	converge(t, before, c.workBundle("left", c.configMap("left", "1")))
 	// The scope is not confirmed by the hub yet, so the registration may be wrong.
 	h := c.runEngineOf(t, "hub")
-	healed := c.workBundle("healed", c.configMap("healed", "1"))
-	converge(t, h.Engine, healed)
-	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
-	eventually(t, "corrected", func() bool { return c.value("healed") == "1" })
-	withdraw(t, h.Engine, bundle.Withdrawal{ID: healed.ID})
+	drifted := c.workBundle("drifted", c.configMap("drifted", "1"))
+	converge(t, h.Engine, drifted)
+	c.patch(configMaps, "drifted", `{"data":{"key":"2"}}`)
+	eventually(t, "corrected", func() bool { return c.value("drifted") == "1" })
+	withdraw(t, h.Engine, bundle.Withdrawal{ID: drifted.ID})
 	if got := len(c.listRecords()); got != 4 {
 		t.Errorf("records before the scope is confirmed: got %d, want 4", got)
 	}

@@ -129,8 +129,8 @@ func TestReleasesAreIdentifiedByExpandedNames(t *testing.T) {
 	}))
 	holder := w.wantFeature(first, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	second := w.createProfile(deployChart(address, func(c *configv1beta1.HelmChart) { c.ReleaseNamespace = `{{ "HELLO" | lower }}` }))
-	loser := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello is managed by ClusterSummary "+holder.Name))
-	if got := loser.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ReleaseNamespace != "hello" || got[0].Status != configv1beta1.HelmChartStatusConflict {
+	conflicting := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, "helm release hello/hello is managed by ClusterSummary "+holder.Name))
+	if got := conflicting.Status.HelmReleaseSummaries; len(got) != 1 || got[0].ReleaseNamespace != "hello" || got[0].Status != configv1beta1.HelmChartStatusConflict {
 		t.Errorf("helmReleaseSummaries = %+v", got)
 	}
 	// A label of the cluster gives the first release another name. The second profile can deploy its release.

@@ -203,7 +203,7 @@ func TestHubContinuesAfterRestart(t *testing.T) {
 	w.reportGroup(group, libv1beta1.FeatureStatusProvisioned)
 	stop = w.start(config, opts)
 	w.wantProvisioned(profile, "one")
-	w.eventually("bundles are swept", func() error { return checkEqual(0, w.countBundles()) })
+	w.eventually("deletion of the bundles", func() error { return checkEqual(0, w.countBundles()) })
 
 	// The profile is deleted while no hub runs.
 	stop()

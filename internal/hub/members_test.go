@@ -104,12 +104,12 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	})
 	second := w.createProfile(chart)
 	conflict := "helm release hello/hello is managed by ClusterSummary " + holder.Name
-	loser := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, conflict))
-	if got := loser.Status.HelmReleaseSummaries; len(got) != 1 || got[0].Status != configv1beta1.HelmChartStatusConflict || got[0].ConflictMessage != conflict {
+	conflicting := w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusFailedNonRetriable, conflict))
+	if got := conflicting.Status.HelmReleaseSummaries; len(got) != 1 || got[0].Status != configv1beta1.HelmChartStatusConflict || got[0].ConflictMessage != conflict {
 		t.Errorf("helmReleaseSummaries = %+v", got)
 	}
 	w.eventually("event", func() error {
-		if all := w.listEvents(loser); !slices.Contains(all, "Warning Conflict Feature: Helm: "+conflict) {
+		if all := w.listEvents(conflicting); !slices.Contains(all, "Warning Conflict Feature: Helm: "+conflict) {
 			return fmt.Errorf("events are %q", all)
 		}
 		return nil

@@ -66,7 +66,7 @@ func TestSwitchToOneTimeStopsDriftCorrection(t *testing.T) {
 	w.wantProvisioned(profile, "one")
 	for _, mode := range []configv1beta1.SyncMode{configv1beta1.SyncModeOneTime, configv1beta1.SyncModeContinuous} {
 		update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.SyncMode = mode })
-		w.eventually("the member hears of "+string(mode), func() error {
+		w.eventually("delivery of the mode "+string(mode), func() error {
 			return checkEqual(mode == configv1beta1.SyncModeContinuous, w.correctsDrift("one"))
 		})
 		w.wantProvisioned(profile, "one")

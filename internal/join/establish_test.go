@@ -136,7 +136,7 @@ func TestEstablishRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := role.DeepCopy().Rules
-	for what, spoil := range map[string]func() error{
+	for what, damage := range map[string]func() error{
 		"a Role that says too little": func() error { role.Rules = role.Rules[:1]; return hubClient.Update(t.Context(), role) },
 		"a Role that says too much": func() error {
 			role.Rules = append(slices.Clone(want), rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}})
@@ -146,7 +146,7 @@ func TestEstablishRepairs(t *testing.T) {
 		"a missing anchor": func() error { return hubClient.Delete(t.Context(), secretNamed(namespace, join.AnchorSecret("c"))) },
 	} {
 		t.Run(what, func(t *testing.T) {
-			if err := spoil(); err != nil {
+			if err := damage(); err != nil {
 				t.Fatal(err)
 			}
 			established(t, hubClient, cluster)

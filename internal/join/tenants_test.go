@@ -114,8 +114,8 @@ func TestANamespaceOfOthersIsNotClaimed(t *testing.T) {
 	t.Parallel()
 	_, hubClient := hub(t)
 	n := newNamespace(t, hubClient, "squat")
-	squatted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n + "--two"}}
-	if err := hubClient.Create(t.Context(), squatted); err != nil {
+	foreignNamespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n + "--two"}}
+	if err := hubClient.Create(t.Context(), foreignNamespace); err != nil {
 		t.Fatal(err)
 	}
 	established(t, hubClient, declared(t, hubClient, n, "one"))
@@ -124,8 +124,8 @@ func TestANamespaceOfOthersIsNotClaimed(t *testing.T) {
 	if !errors.Is(err, join.ErrForeign) {
 		t.Errorf("error %v, want ErrForeign", err)
 	}
-	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(squatted), squatted); err != nil || squatted.Annotations[kube.AnnotationDeliveryHolder] != "" {
-		t.Errorf("it is claimed: %v %v", squatted.Annotations, err)
+	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(foreignNamespace), foreignNamespace); err != nil || foreignNamespace.Annotations[kube.AnnotationDeliveryHolder] != "" {
+		t.Errorf("the namespace is claimed: annotations %v, error %v", foreignNamespace.Annotations, err)
 	}
 }
 

@@ -31,8 +31,8 @@ func TestNewestIsNoPreRelease(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("newest (-want +got):\n%s", diff)
 	}
-	if asked := server.countRequests("/index.yaml"); asked != 1 {
-		t.Errorf("the index was requested %d times, want once", asked)
+	if requests := server.countRequests("/index.yaml"); requests != 1 {
+		t.Errorf("the index was requested %d times, want once", requests)
 	}
 	// If a repository is down, the hub sends one request, not one for each chart.
 	server.setHandler(http.NotFoundHandler())
@@ -40,8 +40,8 @@ func TestNewestIsNoPreRelease(t *testing.T) {
 	if got, err := fresh.Newest(t.Context(), source.Repository{URL: address}, []string{"kyverno", "tetragon"}); err == nil || len(got) > 0 {
 		t.Errorf("got %v and no error from a repository that is down", got)
 	}
-	if asked := server.countRequests("/index.yaml"); asked != 2 {
-		t.Errorf("the index was requested %d times, want twice", asked)
+	if requests := server.countRequests("/index.yaml"); requests != 2 {
+		t.Errorf("the index was requested %d times, want twice", requests)
 	}
 	if _, err := fresh.Newest(t.Context(), source.Repository{URL: "ftp://example.com"}, nil); err == nil {
 		t.Error("an invalid repository URL was accepted")

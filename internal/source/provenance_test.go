@@ -237,7 +237,7 @@ func TestVerificationIsNotBypassedByCachedCharts(t *testing.T) {
 	}
 
 	// A chart is verified once for a key: neither this process nor the next process needs the repository again.
-	asked := server.countRequests("/hello-0.1.0.tgz.prov")
+	requests := server.countRequests("/hello-0.1.0.tgz.prov")
 	server.setHandler(http.NotFoundHandler())
 	for _, again := range []*source.Charts{charts, newCharts(t, dir)} {
 		got, err := fetch(again, "0.1.0", trusted)
@@ -248,8 +248,8 @@ func TestVerificationIsNotBypassedByCachedCharts(t *testing.T) {
 			t.Error("a chart is accepted for a key that did not sign it")
 		}
 	}
-	if got := server.countRequests("/hello-0.1.0.tgz.prov"); got != asked {
-		t.Errorf("the provenance file was requested %d more times", got-asked)
+	if got := server.countRequests("/hello-0.1.0.tgz.prov"); got != requests {
+		t.Errorf("the provenance file was requested %d more times", got-requests)
 	}
 	if got, err := fetch(charts, "0.1.0", source.Verification{}); err != nil || got != unsigned {
 		t.Errorf("got %v and %v without verification, want the cached chart", got, err)

@@ -76,9 +76,9 @@ func signed[T metadata.Roles](t *testing.T, role *metadata.Metadata[T], signer s
 func TestPublicTrustRootIsFetchedOnceADay(t *testing.T) {
 	t.Parallel()
 	files, anchor := tufRepository(t)
-	var asked atomic.Int32
+	var requests atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
+		requests.Add(1)
 		file, ok := files[r.URL.Path]
 		if !ok {
 			http.NotFound(w, r)
@@ -91,7 +91,7 @@ func TestPublicTrustRootIsFetchedOnceADay(t *testing.T) {
 	if _, err := publicRoot(dir, options())(); err != nil {
 		t.Fatal(err)
 	}
-	if asked.Load() == 0 {
+	if requests.Load() == 0 {
 		t.Error("the repository got no request")
 	}
 	server.Close()

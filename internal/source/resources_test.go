@@ -12,9 +12,9 @@ import (
 func TestResolveResource(t *testing.T) {
 	t.Parallel()
 	resolve := func(resource corev1.ObjectReference, restricted string, fields ...string) (source.ResourceReference, error) {
-		asked := templateContext()
-		asked.RestrictedNamespace = restricted
-		return source.ResolveResource(configv1beta1.TemplateResourceRef{Resource: resource, WatchFields: fields}, asked)
+		restrictedContext := templateContext()
+		restrictedContext.RestrictedNamespace = restricted
+		return source.ResolveResource(configv1beta1.TemplateResourceRef{Resource: resource, WatchFields: fields}, restrictedContext)
 	}
 	got, err := resolve(corev1.ObjectReference{Kind: "Secret", Name: "{{ .ClusterName }}-login"}, "")
 	if want := (source.ResourceReference{APIVersion: "v1", Kind: "Secret", Namespace: "eu", Name: "eu-1-login"}); err != nil || got != want {

@@ -179,7 +179,7 @@ func TestWaitingAgentIsReadyAndAlive(t *testing.T) {
 	w.wantLeader("second")
 	took := time.Since(began)
 	t.Logf("taking over from a dead replica took %s", took)
-	// An attempt comes up to 2.2 periods after the previous one; the rest allows for a busy machine.
+	// The next attempt is at most 2.2 periods after the previous attempt. The limit is higher for busy machines.
 	if most := w.options.ElectDuration + 3*w.options.ElectRetry + 10*time.Second; took > most {
 		t.Errorf("taking over took %s, want %s at most", took, most)
 	}

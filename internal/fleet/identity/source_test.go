@@ -51,10 +51,10 @@ func wantLine(t *testing.T, err error, texts ...string) {
 
 // tokenEndpoint is the token endpoint of a provider.
 type tokenEndpoint struct {
-	mu     sync.Mutex
-	status int
-	body   string
-	asked  atomic.Int64
+	mu       sync.Mutex
+	status   int
+	body     string
+	requests atomic.Int64
 }
 
 func (s *tokenEndpoint) respondWith(status int, body string) {
@@ -70,7 +70,7 @@ func (s *tokenEndpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"issuer":"%[1]s/v2.0","authorization_endpoint":"%[1]s/authorize","token_endpoint":"%[1]s/token"}`, self)
 		return
 	}
-	s.asked.Add(1)
+	s.requests.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.WriteHeader(s.status)
@@ -154,8 +154,8 @@ func TestGKETokenReachesAMember(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if asked := google.asked.Load(); asked != 1 {
-		t.Errorf("requested %d tokens, want one", asked)
+	if requests := google.requests.Load(); requests != 1 {
+		t.Errorf("requested %d tokens, want one", requests)
 	}
 }
 
@@ -209,12 +209,12 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	google.respondWith(http.StatusOK, issued("secret-token"))
 	var status int
 	var body string
-	var asked []string
+	var requests []string
 	client := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.URL.Host != "container.googleapis.com" {
 			return http.DefaultTransport.RoundTrip(r)
 		}
-		asked = append(asked, r.URL.EscapedPath()+" "+r.Header.Get("Authorization"))
+		requests = append(requests, r.URL.EscapedPath()+" "+r.Header.Get("Authorization"))
 		return &http.Response{StatusCode: status, Status: fmt.Sprint(status), Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 	})}
 	token := func(endpoint string, cluster libv1beta1.GCPIdentity) (string, error) {
@@ -235,8 +235,8 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 			t.Errorf("token for %s: got %q and %v", endpoint, got, err)
 		}
 	}
-	if want := "/v1/" + name + " Bearer secret-token"; len(asked) != 3 || asked[0] != want {
-		t.Errorf("requests to the GKE API: got %q, want three of %q", asked, want)
+	if want := "/v1/" + name + " Bearer secret-token"; len(requests) != 3 || requests[0] != want {
+		t.Errorf("requests to the GKE API: got %q, want three of %q", requests, want)
 	}
 	_, err := token("35.1.1.1", whole)
 	wantLine(t, err, "35.1.1.1 is not a public endpoint of "+name)
@@ -326,8 +326,8 @@ func TestTokenIsUsedUntilItExpires(t *testing.T) {
 		_, err := source.Token(t.Context())
 		wantLine(t, err, "workload identity: get a token from GCP: 127.0.0.1:", "answered 400 Bad Request: invalid_grant: Invalid JWT")
 	}
-	if asked := google.asked.Load(); asked != 1 {
-		t.Errorf("requested %d tokens at the same time, want one", asked)
+	if requests := google.requests.Load(); requests != 1 {
+		t.Errorf("requested %d tokens at the same time, want one", requests)
 	}
 	clock.Step(10 * time.Second)
 	for _, step := range []struct {

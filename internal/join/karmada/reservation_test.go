@@ -85,7 +85,7 @@ func TestConcurrentCreateClusterHasOneWinner(t *testing.T) {
 				t.Errorf("clusters: got %v, want %s alone", clusters, name)
 			}
 			if len(claims) != 1 || karmada.Owner(&claims[0]) != clusters[0].Name {
-				t.Errorf("claims: got %v, want one of the winner", claims)
+				t.Errorf("claims: got %v, want one claim of the created Cluster", claims)
 			}
 		})
 	}
