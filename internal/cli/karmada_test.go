@@ -108,6 +108,7 @@ func TestWrongArgumentsOfKarmadactl(t *testing.T) {
 		"karmadactl register a:1 " + token + " --discovery-timeout=-1s":     "--discovery-timeout: -1s is not a positive duration",
 		"karmadactl register a:1 " + token + " --karmada-agent-replicas=0":  "--karmada-agent-replicas: 0 is less than 1",
 		"karmadactl register a:1 " + token + " --karmada-agent-replicas=-1": "--karmada-agent-replicas: -1 is less than 1",
+		"karmadactl register a:1 " + token + " --renew --cluster-zones=a":   "--cluster-zones: --renew replaces only the certificate",
 		"karmadactl register a:1 " + token + " --cluster-name=A":            "--cluster-name: invalid cluster name(A)",
 		"karmadactl register a:1 " + token:                                  "no current-context",
 		"karmadactl register a:1 " + token + " --kubeconfig=" + several:     "kind_a",

@@ -53,6 +53,9 @@ on both sides.`,
 			if err := f.complete(args); err != nil {
 				return err
 			}
+			if err := f.checkRenewal(cmd.Flags()); err != nil {
+				return err
+			}
 			return f.run(withVerbosity(cmd.Context(), f.verbosity, streams), streams)
 		},
 	}
@@ -104,7 +107,21 @@ func (f *endpointFlags) addAgent(flags *pflag.FlagSet) {
 	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(bootstrap.MaxLife/time.Second),
 		"lifetime of the agent's certificate in `seconds`")
 	flags.BoolVar(&r.Renew, "renew", false,
-		"create a new certificate for the agent of a registered cluster; needs a token of token create --cluster-name")
+		"create a new certificate for the agent of a registered cluster, which keeps its options; "+
+			"needs a token of token create --cluster-name")
+}
+
+// checkRenewal returns an error for a flag for an option of the agent together with --renew, which keeps the options.
+func (f *endpointFlags) checkRenewal(flags *pflag.FlagSet) error {
+	for _, name := range []string{
+		"cluster-namespace", "cluster-provider", "cluster-region", "cluster-zones", "proxy-server-address",
+		"karmada-agent-image", "karmada-agent-replicas", "enable-cert-rotation",
+	} {
+		if f.request.Renew && flags.Changed(name) {
+			return fmt.Errorf("--%s: --renew replaces only the certificate, and the agent keeps its options", name)
+		}
+	}
+	return nil
 }
 
 // complete completes the request from the arguments and flags, and validates it. It does not connect to a cluster.

@@ -230,3 +230,26 @@ func TestSummaryEventsAreGathered(t *testing.T) {
 		}
 	})
 }
+
+// TestIgnoreStatusUpdates changes one part of a summary after another.
+func TestIgnoreStatusUpdates(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*configv1beta1.ClusterSummary)
+		want   bool
+	}{
+		"status":     {func(s *configv1beta1.ClusterSummary) { s.Status.FeatureSummaries = []configv1beta1.FeatureSummary{{}} }, false},
+		"finalizers": {func(s *configv1beta1.ClusterSummary) { s.Finalizers = nil }, false},
+		"owner":      {func(s *configv1beta1.ClusterSummary) { s.OwnerReferences = nil }, true},
+		"deletion":   {func(s *configv1beta1.ClusterSummary) { s.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, true},
+		"labels":     {func(s *configv1beta1.ClusterSummary) { s.Labels = map[string]string{"a": "b"} }, true},
+		"spec":       {func(s *configv1beta1.ClusterSummary) { s.Generation++ }, true},
+	} {
+		existing := summary("s", "p", "new", "a")
+		updated := existing.DeepCopy()
+		test.change(updated)
+		if got := ignoreStatusUpdates().Update(event.UpdateEvent{ObjectOld: existing, ObjectNew: updated}); got != test.want {
+			t.Errorf("a change of the %s passes: %t, want %t", name, got, test.want)
+		}
+	}
+}

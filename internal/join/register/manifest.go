@@ -104,11 +104,7 @@ func (m manifest) objects() ([]*unstructured.Unstructured, error) {
 		obj.SetLabels(meta.Labels)
 		obj.SetAnnotations(meta.Annotations)
 	}
-	// A renewal is not marked as unfinished: if it fails, the agent continues with its earlier certificate.
-	if !m.request.Renew {
-		role := objects[0]
-		role.SetAnnotations(map[string]string{rollback.AttemptAnnotation: m.attempt, unfinishedAnnotation: "true"})
-	}
+	objects[0].SetAnnotations(map[string]string{rollback.AttemptAnnotation: m.attempt, unfinishedAnnotation: "true"})
 	return objects, nil
 }
 

@@ -112,6 +112,12 @@ func (g *registration) run(ctx context.Context) error {
 		return err
 	}
 	out(lineKubeconfig)
+	if g.mode == modeRenew {
+		if err := g.renewAgent(ctx); err != nil {
+			return err
+		}
+		return g.awaitReady(ctx)
+	}
 	server, _, err := rest.DefaultServerUrlFor(g.request.Member)
 	if err != nil {
 		return fmt.Errorf("read the address of the cluster: %w", err)

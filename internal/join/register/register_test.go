@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -319,14 +320,17 @@ func TestRenewReplacesTheCertificate(t *testing.T) {
 	r.Renew = true
 	wantText(t, register.Register(t.Context(), r), "there is no agent in namespace renewed")
 	r.Renew = false
-	if err := register.Register(t.Context(), r); err != nil {
+	withOptions := r
+	withOptions.Image, withOptions.Replicas, withOptions.Provider, withOptions.ClusterNamespace = "registry.example.com/towline:v1", 2, "aws", "inventory"
+	if err := register.Register(t.Context(), withOptions); err != nil {
 		t.Fatal(err)
 	}
+	options := w.agentSpec(t, "renewed")
 	before := w.kubeconfig(t, "renewed")
 
 	r.Renew, r.Token = true, w.token(t, bootstrap.TokenOptions{TTL: time.Hour, Cluster: "renewed"})
 	member := r.Member
-	for at := int64(1); at <= 3; at++ {
+	for at := int64(1); at <= 2; at++ {
 		f := &faults.Fault{At: at, Effect: faults.Forbid}
 		r.Member = f.On(member)
 		wantText(t, register.Register(t.Context(), r), "not you")
@@ -344,9 +348,28 @@ func TestRenewReplacesTheCertificate(t *testing.T) {
 	if w.kubeconfig(t, "renewed") == before {
 		t.Error("the agent has the certificate that it had")
 	}
+	renewed := w.agentSpec(t, "renewed")
+	const certificate = "towline.dev/certificate"
+	if renewed.Template.Annotations[certificate] == options.Template.Annotations[certificate] {
+		t.Error("the pods are not restarted")
+	}
+	renewed.Template.Annotations = options.Template.Annotations
+	if diff := cmp.Diff(options, renewed); diff != "" {
+		t.Errorf("options of the agent (-before +after):\n%s", diff)
+	}
 	other := r
 	other.ClusterName = "another"
 	wantText(t, register.Register(t.Context(), other), `has the agent of Cluster "renewed", not of another`)
+}
+
+// agentSpec returns the spec of the agent's Deployment in a namespace.
+func (w testEnv) agentSpec(t *testing.T, namespace string) appsv1.DeploymentSpec {
+	t.Helper()
+	deployment := &appsv1.Deployment{}
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: register.DefaultAgentDeployment}, deployment); err != nil {
+		t.Fatal(err)
+	}
+	return deployment.Spec
 }
 
 // kubeconfig returns the one of the agent in a namespace.

@@ -63,7 +63,8 @@ type Request struct {
 	ProxyServerAddress string
 	// DryRun only runs the preflight checks.
 	DryRun bool
-	// Renew gives the running agent a new certificate.
+	// Renew gives the running agent a new certificate. Fields for the options of the agent are ignored: the agent keeps
+	// its options.
 	Renew bool
 	// Out is called with the lines of the output, Progress with the reasons for waiting. Both are required.
 	Out, Progress func(line string)
