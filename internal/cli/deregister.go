@@ -132,7 +132,7 @@ func printSummary(streams command.Streams, r join.DeregisterRequest, result join
 	for _, left := range result.Left {
 		streams.PrintErr("  - %s", left)
 	}
-	if slices.Contains(result.Left, fleet.AgentLeft) {
+	if slices.Contains(result.Left, fleet.LeftBehindAgent) {
 		streams.PrintErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
 		for _, command := range join.RemoveAgentCommands() {
 			streams.PrintErr("  %s", command)

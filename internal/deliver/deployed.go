@@ -65,7 +65,7 @@ func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 	groups := &libv1beta1.ConfigurationGroupList{}
 	ofMember := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}
 	var reader client.Reader = t.hub
-	if m.IsSharded && m.Deleting {
+	if m.CacheMayLackObjects && m.Deleting {
 		// A deregistration does not wait until all groups have the label of the shard.
 		reader = t.live
 	}

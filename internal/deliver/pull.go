@@ -417,7 +417,7 @@ func (t *PullTransport) readGroup(ctx context.Context, reader client.Reader, m f
 	group := &libv1beta1.ConfigurationGroup{}
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}
 	err := reader.Get(ctx, key, group)
-	if apierrors.IsNotFound(err) && m.IsSharded {
+	if apierrors.IsNotFound(err) && m.CacheMayLackObjects {
 		err = t.live.Get(ctx, key, group)
 	}
 	if apierrors.IsNotFound(err) {

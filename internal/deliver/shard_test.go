@@ -55,7 +55,7 @@ func TestGroupsMoveToAnotherShard(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.createMember("moves")
-	m.IsSharded = true
+	m.CacheMayLackObjects = true
 	k, l, unsharded := h.newCachedTransport("k"), h.newCachedTransport("l"), h.newCachedTransport("")
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, k, m, b)
@@ -90,7 +90,7 @@ func TestGroupsMoveToAnotherShard(t *testing.T) {
 		wantKept(next.shard)
 	}
 	// A cluster without a shard causes no further requests.
-	m.IsSharded = false
+	m.CacheMayLackObjects = false
 	h.requests.take()
 	if _, ok, err := k.FindDeployed(t.Context(), m, b.ID); ok || err != nil {
 		t.Errorf("FindDeployed() = %t, %v", ok, err)
@@ -106,7 +106,7 @@ func TestContentOfTheFormerShard(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.createMember("pending")
-	m.IsSharded = true
+	m.CacheMayLackObjects = true
 	b := testBundle(objects("a", "1"))
 	mustDeliver(t, h.newCachedTransport("former"), m, b)
 	next := h.newCachedTransport("next")

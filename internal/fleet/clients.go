@@ -39,7 +39,7 @@ type Clients struct {
 	identity  IdentityPolicy
 	egress    *egress.Policy
 	// responseMemory limits the memory for the responses of members. recordMemory limits the memory for inventory records
-	// and for counters of nodes and pods, which the hub reads from members.
+	// and for the parts of nodes and pods that package clusterstatus counts.
 	responseMemory, recordMemory *kube.ResponseMemory
 
 	// mu guards cache.
@@ -85,9 +85,10 @@ func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity Identity
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
 // kubeconfig, the identity and its certificate authority, or the access and its Secret. Copy it before changing it.
 //
-// It reads a Secret from the API server unless the configuration was built from the version in the cache of the
-// metadata. So after a change or the deletion of a Secret, the former credentials are returned until the watch has
-// updated that cache. The member itself rejects credentials that were revoked.
+// It returns the cached configuration if the metadata cache has the version of the Secret that the configuration was
+// built from. Otherwise it reads the Secret from the API server. So after a change or the deletion of a Secret, the
+// former credentials are returned until the watch has updated the metadata cache. The member itself rejects credentials
+// that were revoked.
 //
 // It fails with ErrPull for pull members. It also fails if the kubeconfig is missing or invalid, or refers to a program
 // or a file, or if the identity or the access is incomplete. Tokens of an identity are requested when the configuration

@@ -126,7 +126,7 @@ func TestUnchangedSecretIsReadOnce(t *testing.T) {
 			t.Parallel()
 			ns := plane.Namespace(t, "once")
 			live, metadata := &countingReader{Reader: hubClient}, &metadataCache{Reader: hubClient}
-			policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1"}, Transport: identity.Wrap}
+			policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1"}, NewTransportWrapper: identity.Wrap}
 			clients := fleet.NewClients(fleet.SecretReaders{Live: live, Metadata: metadata}, nil, policy, nil)
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}}
 			write := hubClient.Create

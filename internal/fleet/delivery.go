@@ -64,12 +64,12 @@ func ValidatePullName(c *libv1beta1.SveltosCluster) string {
 	if !c.Spec.PullMode || len(c.Name) <= MaxPullName {
 		return ""
 	}
-	return longPullName
+	return refusalLongPullName
 }
 
 // The values of Member.Refused for a name or namespace that is not allowed.
 const (
-	reservedNamespace = "metadata.namespace: namespaces that begin with " + clusterv1alpha1.ExecutionSpacePrefix + " are for Clusters of cluster.karmada.io"
-	longPullName      = "metadata.name: the name of a cluster in pull mode may have 63 characters at most"
-	foreignDelivery   = "annotation " + kube.AnnotationDeliveryNS + " names a namespace that is not the cluster's"
+	refusalReservedNamespace = "metadata.namespace: namespaces that begin with " + clusterv1alpha1.ExecutionSpacePrefix + " are for Clusters of cluster.karmada.io"
+	refusalLongPullName      = "metadata.name: the name of a cluster in pull mode may have 63 characters at most"
+	refusalForeignDelivery   = "annotation " + kube.AnnotationDeliveryNS + " names a namespace that is not the cluster's"
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// RemoveDeregistration removes the annotations and the option that the hub itself writes during a deregistration, and
-// returns true if there were any. A cluster that is not being deleted has them only from a backup. They must be
-// removed, since a later deregistration would skip its first steps. The options of the user stay.
+// RemoveDeregistration removes three annotations and the option DeregisterAbandon, which the hub writes during a
+// deregistration. It returns true if there were any. A cluster that is not being deleted has them only from a backup.
+// They must be removed, since a later deregistration would skip its first steps. The options of the user stay.
 func RemoveDeregistration(cluster metav1.Object) bool {
 	annotations := maps.Clone(cluster.GetAnnotations())
 	for _, key := range []string{kube.AnnotationAgentRequest, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
@@ -76,12 +76,13 @@ func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client
 }
 
 const (
-	// AgentLeft is the entry of ListLeftBehind for an agent that stays on its member.
-	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
-	// maxLeft limits the list of ListLeftBehind, in bytes. The annotations of an object may have 256 KiB.
-	maxLeft = 64 << 10
-	// moreLeft is the last entry of a list that was truncated.
-	moreLeft = "more than can be listed here"
+	// LeftBehindAgent is the entry of ListLeftBehind for an agent that stays on its member.
+	LeftBehindAgent = "the agent, in namespace " + kube.AgentNamespace
+	// maxLeftBehindBytes limits the list of ListLeftBehind, in bytes. The annotations of an object may have 256 KiB.
+	maxLeftBehindBytes = 64 << 10
+	// leftBehindTruncated is the entry that replaces the end of a list that is too long. Later calls of RecordLeftBehind
+	// add entries after it.
+	leftBehindTruncated = "more than can be listed here"
 )
 
 // ListLeftBehind returns descriptions of the objects that the hub has left on the member of a cluster that is
@@ -101,8 +102,8 @@ func ListLeftBehind(cluster client.Object) []string {
 func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
 	all := union(ListLeftBehind(cluster), left)
 	text, err := json.Marshal(all)
-	for err == nil && len(text) > maxLeft {
-		all = append(all[:(len(all)-1)/2], moreLeft)
+	for err == nil && len(text) > maxLeftBehindBytes {
+		all = append(all[:(len(all)-1)/2], leftBehindTruncated)
 		text, err = json.Marshal(all)
 	}
 	if err != nil {

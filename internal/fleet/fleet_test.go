@@ -74,7 +74,7 @@ func TestFromSveltosCluster(t *testing.T) {
 			},
 			want: fleet.Member{
 				Type: fleet.TypeSveltos, Namespace: "eu", Name: "one", Mode: fleet.Pull, DeliveryNamespace: "eu",
-				Shard: "s1", IsSharded: true,
+				Shard: "s1", CacheMayLackObjects: true,
 			},
 		},
 		"patches for an agent that we do not have are refused": {

@@ -33,14 +33,15 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 			return config, nil
 		}
 	}
-	secret, err := c.readAuthority(ctx, m)
+	secret, err := c.readCASecret(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cached, authority := c.cache[m.Key()], secret.Data[AuthorityKey]
-	// The authority is compared, not the version of the Secret: other changes of the Secret keep the pointer.
+	// The authority is compared, not the version of the Secret, so that Config returns the same pointer if only other keys
+	// of the Secret change.
 	config := cached.config
 	if config == nil || !equality.Semantic.DeepEqual(cached.identity, m.Identity) || !bytes.Equal(cached.authority, authority) {
 		if config, err = c.newIdentityConfig(m, authority); err != nil {
@@ -60,11 +61,11 @@ func authoritySecret(m Member) types.NamespacedName {
 	return types.NamespacedName{Namespace: m.Namespace, Name: m.Identity.CASecretRef.Name}
 }
 
-// readAuthority returns the Secret with the certificate authority of an identity. It returns an empty Secret if the
-// identity has none: the authorities of the system apply. The author of a SveltosCluster must not learn about Secrets
+// readCASecret returns the Secret with the certificate authority of an identity. It returns an empty Secret if the
+// identity has none: then the system's authorities apply. The author of a SveltosCluster must not learn about Secrets
 // that he may not read. So the Secret must be in the namespace of the member, and all Secrets without a certificate
 // authority, also missing ones, have the same error.
-func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, error) {
+func (c *Clients) readCASecret(ctx context.Context, m Member) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
 	if m.Identity.CASecretRef == nil {
 		return secret, nil
@@ -88,13 +89,13 @@ func (c *Clients) newIdentityConfig(m Member, authority []byte) (*rest.Config, e
 	if err != nil {
 		return nil, err
 	}
-	// Most endpoints of GKE are IP addresses, which Transport verifies with the GKE API.
+	// Most endpoints of GKE are IP addresses, which NewTransportWrapper verifies with the GKE API.
 	isKnown := c.identity.isKnownHost(w.Provider, endpoint.Hostname())
 	if !isKnown && w.Provider != libv1beta1.WorkloadIdentityGCP {
 		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a host of API servers of %s, and not in the hub's --workload-identity-hosts",
 			endpoint.Hostname(), w.Provider)
 	}
-	wrap, err := c.identity.Transport(w, endpoint, !isKnown)
+	wrap, err := c.identity.NewTransportWrapper(w, endpoint, !isKnown)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1", "h"}, Transport: identity.Wrap}
+	policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1", "h"}, NewTransportWrapper: identity.Wrap}
 	clients := fleet.NewClients(fleet.SecretReaders{Live: hubClient}, plane.Config, policy, nil)
 	member := func() fleet.Member {
 		return fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{
@@ -107,7 +107,7 @@ func TestIdentityPolicy(t *testing.T) {
 	var wasUnverified []string
 	policy := fleet.IdentityPolicy{
 		Namespaces: []string{"listed", "also-listed"}, Hosts: []string{"k8s.example.com", "*.clusters.example.com"},
-		Transport: func(w *libv1beta1.WorkloadIdentity, _ *url.URL, isUnverified bool) (transport.WrapperFunc, error) {
+		NewTransportWrapper: func(w *libv1beta1.WorkloadIdentity, _ *url.URL, isUnverified bool) (transport.WrapperFunc, error) {
 			if isUnverified {
 				wasUnverified = append(wasUnverified, w.Endpoint)
 			}
@@ -128,7 +128,7 @@ func TestIdentityPolicy(t *testing.T) {
 		{"listed", azure("https://prod-1234.hcp.westeurope.azmk8s.io:443"), ""},
 		{"listed", azure("prod.1234.privatelink.westeurope.azmk8s.io"), ""},
 		{"listed", google("gke-123.europe-west1.gke.goog"), ""},
-		{"listed", google("34.1.2.3"), ""}, // Transport verifies it with the GKE API
+		{"listed", google("34.1.2.3"), ""}, // NewTransportWrapper verifies it with the GKE API
 		{"other", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
 		{"", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
 		{"listed", foreignSecret, "must be in the namespace of the cluster, listed"},
@@ -154,7 +154,7 @@ func TestIdentityPolicy(t *testing.T) {
 	if !slices.Equal(wasUnverified, []string{"34.1.2.3"}) {
 		t.Errorf("the provider verified %q, want only 34.1.2.3", wasUnverified)
 	}
-	everywhere := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, Transport: policy.Transport}, nil)
+	everywhere := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, NewTransportWrapper: policy.NewTransportWrapper}, nil)
 	if _, err := everywhere.Config(t.Context(), fleet.Member{Namespace: "any", Identity: aws("abc.gr7.eu-west-1.eks.amazonaws.com")}); err != nil {
 		t.Error(err)
 	}

@@ -23,14 +23,13 @@ type IdentityPolicy struct {
 	// Hosts are hosts of API servers that may get tokens in addition to the hosts of the cloud providers. *.example.com
 	// stands for all subdomains, but not for example.com itself.
 	Hosts []string
-	// Transport returns the transport that sends the tokens: identity.Wrap. It is a field, so that agents do not link the
-	// libraries of the cloud providers.
-	Transport IdentityTransport
+	// NewTransportWrapper is identity.Wrap. It is a field, so that agents do not link the libraries of cloud providers.
+	NewTransportWrapper NewIdentityWrapper
 }
 
-// IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint. If isUnverified
+// NewIdentityWrapper returns a wrapper that adds tokens of a cloud identity to requests to endpoint. If isUnverified
 // is true, it first verifies with the provider that endpoint is a public endpoint of the cluster.
-type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (transport.WrapperFunc, error)
+type NewIdentityWrapper func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (transport.WrapperFunc, error)
 
 // Validate returns an error if a host has a port or is not a host.
 func (p IdentityPolicy) Validate() error {

@@ -50,15 +50,15 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		Forced:     hasDeregisterOption(c, kube.DeregisterForce),
 		Abandoned:  hasDeregisterOption(c, kube.DeregisterAbandon),
 		// Until the Cluster has the ID of the hub, the hub could not distinguish its objects from those of other hubs.
-		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
-		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
-		IsSharded:         isSharded(c),
-		KubernetesVersion: c.Status.KubernetesVersion,
-		APIVersions:       apiVersionsOf(c.Status.APIEnablements),
-		MemberNamespace:   DefaultClusterNamespace,
-		Scope:             string(c.UID),
-		Hub:               c.Annotations[kube.AnnotationHub],
-		UID:               string(c.UID),
+		HasFinalizer:        slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
+		Shard:               c.Annotations[libv1beta1.ShardAnnotation],
+		CacheMayLackObjects: cacheMayLackObjects(c),
+		KubernetesVersion:   c.Status.KubernetesVersion,
+		APIVersions:         apiVersionsOf(c.Status.APIEnablements),
+		MemberNamespace:     DefaultClusterNamespace,
+		Scope:               string(c.UID),
+		Hub:                 c.Annotations[kube.AnnotationHub],
+		UID:                 string(c.UID),
 	}
 	if ready := meta.FindStatusCondition(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady); m.Ready && (ready == nil || ready.Status != metav1.ConditionTrue) {
 		m.Down = true
@@ -75,7 +75,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	}
 	if ref := c.Spec.SecretRef; ref != nil {
 		m.Access.Secret = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-		// A registration uses the same name for the namespaces on the hub and on the member.
+		// The namespace with the credentials has the same name on the hub and on the member.
 		m.MemberNamespace = cmp.Or(ref.Namespace, m.MemberNamespace)
 	}
 	return m
@@ -108,7 +108,8 @@ func apiVersionsOf(apis []clusterv1alpha1.APIEnablement) []string {
 }
 
 // stripCluster implements WithoutVolatileFields. It removes the nodes and pods, the transition times of conditions, the
-// taints that result from conditions, and an annotation that only the registration reads.
+// taints that result from conditions, the generation (which changes with these taints), and an annotation that only the
+// registration reads.
 func stripCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
 	stripped := *c
 	stripped.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))

@@ -87,7 +87,9 @@ func TestFromCluster(t *testing.T) {
 					{GroupVersion: "v1", Resources: []clusterv1alpha1.APIResource{{Name: "pods", Kind: "Pod"}}},
 				}},
 			},
-			func(m *fleet.Member) { m.Shard, m.IsSharded, m.APIVersions = "s1", true, []string{"v1", "v1/Pod"} },
+			func(m *fleet.Member) {
+				m.Shard, m.CacheMayLackObjects, m.APIVersions = "s1", true, []string{"v1", "v1/Pod"}
+			},
 		},
 	}
 	for name, tc := range tests {

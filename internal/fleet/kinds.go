@@ -110,9 +110,10 @@ func kindOfObject(obj client.Object) kind {
 	}
 }
 
-// WithoutVolatileFields returns obj, which declares a member, without fields that change often and that only their
-// writers need. The result has its kind and API version, and shares memory with obj: it must not be changed. It panics
-// for objects that declare no member.
+// WithoutVolatileFields returns a copy of obj for the data of templates and for the comparison of two versions. The
+// copy lacks fields that change often, for example with each heartbeat, and that only their writers need. It has its
+// kind and API version, and shares memory with obj: it must not be changed. The function panics if obj does not declare
+// a member.
 func WithoutVolatileFields(obj client.Object) client.Object {
 	return kindOfObject(obj).stripVolatile(obj)
 }

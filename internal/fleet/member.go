@@ -13,7 +13,7 @@ type Mode string
 const (
 	Push Mode = "Push" // the hub connects to the member
 	Pull Mode = "Pull" // an agent in the member connects to the hub
-	// Local is the mode of the result of Member.OnHub. No cluster object has it.
+	// Local is the mode for objects with deploymentType Local, which the hub applies to its own cluster: see Member.OnHub.
 	Local Mode = "Local"
 )
 
@@ -54,9 +54,9 @@ type Member struct {
 	Abandoned  bool
 	// Shard is the shard of hubs that manages the cluster; "" is the default shard.
 	Shard string
-	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. The cache of this
-	// hub may then lack ClusterSummaries and ConfigurationGroups that still have the label of the former shard.
-	IsSharded bool
+	// CacheMayLackObjects is true if the cluster belongs to a shard other than the default one, or did so before. The
+	// cache of this hub may then lack ClusterSummaries and ConfigurationGroups that have the label of another shard.
+	CacheMayLackObjects bool
 	// KubernetesVersion is the gitVersion of the member; "" until known.
 	KubernetesVersion string
 	// APIVersions are the served APIs, as "group/version" and "group/version/Kind"; empty until known.
@@ -73,9 +73,9 @@ type Member struct {
 	Access *Access
 	// MemberNamespace is the namespace with the inventories on the member.
 	MemberNamespace string
-	// Scope is the UID of the cluster object, and Hub is the ID of the hub. Both are written to the inventories and the
-	// labels of deployed objects, to distinguish these from the objects of earlier registrations and of other hubs. Both
-	// are empty for members of TypeSveltos.
+	// Scope is the same as UID, and Hub is the ID of the hub. Both are empty for members of TypeSveltos. They are written
+	// to the inventories and the annotations of deployed objects, to distinguish these from the objects of earlier
+	// registrations and of other hubs.
 	Scope string
 	Hub   string
 	// UID is the UID of the cluster object, for both types. Another registration under the same name has another UID.

@@ -18,8 +18,8 @@ import (
 type Facts struct {
 	// Version is the gitVersion.
 	Version string
-	// APIVersions are the served APIs, as "group/version" and "group/version/Kind", sorted. Their number is at most
-	// kube.MaxAPIs, and their text at most kube.MaxAPIText.
+	// APIVersions are the served APIs, as "group/version" and "group/version/Kind", sorted. Probe fails if there are more
+	// than kube.MaxAPIs, or if their names have more than kube.MaxAPIText bytes.
 	APIVersions []string
 	// Complete is false if APIVersions lacks an aggregated API that did not answer.
 	Complete bool
@@ -29,10 +29,10 @@ type Facts struct {
 const maxVersion = 256
 
 // Probe reads the version and the APIs of the cluster behind cfg. It fails if the cluster is unreachable or denies
-// access, or if ctx ends.
+// access. The deadline of ctx limits each request. The cancellation of ctx has no effect.
 func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	cfg = rest.CopyConfig(cfg)
-	// The discovery client takes no context, so the deadline of ctx becomes its timeout.
+	// The discovery client takes no context, so the deadline of ctx becomes the timeout of each request.
 	if end, ok := ctx.Deadline(); ok {
 		cfg.Timeout = max(time.Until(end), time.Millisecond)
 	}
@@ -40,11 +40,11 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("create a client: %w", err)
 	}
-	member, err := kube.NewDiscovery(cfg, httpClient)
+	discoveryClient, err := kube.NewDiscovery(cfg, httpClient)
 	if err != nil {
 		return Facts{}, fmt.Errorf("create a client: %w", err)
 	}
-	version, err := member.ServerVersion()
+	version, err := discoveryClient.ServerVersion()
 	if err != nil {
 		return Facts{}, fmt.Errorf("read the version: %w", err)
 	}
@@ -52,7 +52,7 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 		return Facts{}, fmt.Errorf("read the version: it has more than %d bytes", maxVersion)
 	}
 	facts := Facts{Version: version.GitVersion, Complete: true}
-	_, resources, err := member.ServerGroupsAndResources()
+	_, resources, err := discoveryClient.ServerGroupsAndResources()
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			return Facts{}, fmt.Errorf("read the APIs: %w", err)

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// LabelShard on an object that Towline creates for a cluster is the Label of its shard. Objects of the default shard
-// do not have it.
+// LabelShard is the label with the shard of a cluster, on the objects that Towline creates for the cluster. Objects of
+// the default shard do not have it.
 const LabelShard = "towline.dev/shard"
 
 // BeingLabelled is the value of kube.AnnotationLabelledShard while a hub changes the shard labels of the objects of a
@@ -44,18 +44,18 @@ func ShardOf(cluster client.Object) Shard {
 // SeesAll returns true if the shard manages cluster, and all ClusterSummaries and ConfigurationGroups of the cluster
 // have the label of the shard. Otherwise the cache of the shard's hub can lack some of them.
 func (s Shard) SeesAll(cluster client.Object) bool {
-	return s.Serves(cluster) && s.HasLabelled(cluster)
+	return s.Serves(cluster) && s.AreObjectsLabelled(cluster)
 }
 
-// HasLabelled returns true if the objects of cluster have the label of the shard, even if another shard manages
-// cluster.
-func (s Shard) HasLabelled(cluster client.Object) bool {
+// AreObjectsLabelled returns true if the objects of cluster have the label of the shard, even if another shard manages
+// cluster. kube.AnnotationLabelledShard has the shard of the labels: without it, this is the default shard.
+func (s Shard) AreObjectsLabelled(cluster client.Object) bool {
 	labelled, ok := cluster.GetAnnotations()[kube.AnnotationLabelledShard]
 	return labelled == string(s) && (ok || s.IsDefault())
 }
 
-// isSharded returns the value of Member.IsSharded.
-func isSharded(cluster client.Object) bool {
+// cacheMayLackObjects returns the value of Member.CacheMayLackObjects.
+func cacheMayLackObjects(cluster client.Object) bool {
 	_, isLabelled := cluster.GetAnnotations()[kube.AnnotationLabelledShard]
 	return isLabelled || !Shard("").Serves(cluster)
 }

@@ -73,8 +73,8 @@ func TestShardSeesAll(t *testing.T) {
 			}
 		}
 		wantSharded := test.shard != "" || test.labelled != none
-		if got := fleet.FromSveltosCluster(cluster).IsSharded; got != wantSharded {
-			t.Errorf("%s: IsSharded is %t, want %t", name, got, wantSharded)
+		if got := fleet.FromSveltosCluster(cluster).CacheMayLackObjects; got != wantSharded {
+			t.Errorf("%s: CacheMayLackObjects is %t, want %t", name, got, wantSharded)
 		}
 	}
 }

@@ -31,19 +31,19 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Down:        c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
 		DownMessage: c.Status.FailureMessage,
 		// A pause does not stop the deregistration.
-		Paused:            c.Spec.Paused && c.DeletionTimestamp.IsZero(),
-		Refused:           sveltosRefusal(c),
-		Deleting:          !c.DeletionTimestamp.IsZero(),
-		KeepAddons:        hasDeregisterOption(c, kube.DeregisterKeep),
-		Forced:            hasDeregisterOption(c, kube.DeregisterForce),
-		Abandoned:         hasDeregisterOption(c, kube.DeregisterAbandon),
-		HasFinalizer:      slices.Contains(c.Finalizers, kube.FinalizerCluster),
-		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
-		IsSharded:         isSharded(c),
-		KubernetesVersion: c.Status.Version,
-		APIVersions:       c.Status.APIVersions,
-		MemberNamespace:   kube.AgentNamespace,
-		UID:               string(c.UID),
+		Paused:              c.Spec.Paused && c.DeletionTimestamp.IsZero(),
+		Refused:             sveltosRefusal(c),
+		Deleting:            !c.DeletionTimestamp.IsZero(),
+		KeepAddons:          hasDeregisterOption(c, kube.DeregisterKeep),
+		Forced:              hasDeregisterOption(c, kube.DeregisterForce),
+		Abandoned:           hasDeregisterOption(c, kube.DeregisterAbandon),
+		HasFinalizer:        slices.Contains(c.Finalizers, kube.FinalizerCluster),
+		Shard:               c.Annotations[libv1beta1.ShardAnnotation],
+		CacheMayLackObjects: cacheMayLackObjects(c),
+		KubernetesVersion:   c.Status.Version,
+		APIVersions:         c.Status.APIVersions,
+		MemberNamespace:     kube.AgentNamespace,
+		UID:                 string(c.UID),
 	}
 	if c.Spec.PullMode {
 		m.Mode = Pull
@@ -96,23 +96,24 @@ const RefusedSuffix = " is not supported yet"
 // Towline supports only libv1beta1.AgentConfigAnnotation, which patches its own agent.
 const overrideSuffix = "/config-override-ref"
 
-// IsRefusal returns true if message can be Member.Refused of a SveltosCluster.
+// IsRefusal returns true if message can be Member.Refused of a SveltosCluster. The hub uses it to remove the message of
+// an earlier refusal from the status.
 func IsRefusal(message string) bool {
-	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
+	return message == refusalLongPullName || message == refusalForeignDelivery || message == refusalReservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
 
 // sveltosRefusal returns Member.Refused for c: a message about the first namespace, name, annotation or field that is
 // not accepted, or "".
 func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	if _, reserved := ClusterOfExecutionSpace(c.Namespace); reserved {
-		return reservedNamespace
+		return refusalReservedNamespace
 	}
 	if c.Spec.PullMode {
 		if message := ValidatePullName(c); message != "" {
 			return message
 		}
 		if _, isForeign := DeliveryNamespace(c); isForeign {
-			return foreignDelivery
+			return refusalForeignDelivery
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {

@@ -36,35 +36,35 @@ const maxErrorBody = 1 << 20
 // maxHeader limits the headers of a response, in bytes. API servers send less than a KiB.
 const maxHeader = 256 << 10
 
-// minMemory is the minimum, in bytes, of the memory for the responses of all members, and of the memory for their
-// records and counters. maxMemory is the maximum for the responses.
+// minMemory is the lower limit of both results of newMemory, in bytes. maxMemory is the upper limit of the memory for
+// responses.
 const (
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
 )
 
-// newMemory returns the memory for the responses of all members, and for their records and counters. Each is a quarter
-// of the memory limit of this process, which is half of the container's memory after hub.Run. If the process has no
-// limit, responses have maxMemory, and records are not limited. SetMemoryLimit(-1) only returns the limit.
+// newMemory returns the memory for the responses of all members, and the memory for their records and counters.
+// hub.Run sets the memory limit of the process to half of the container's memory. Each result is a quarter of that
+// limit. If the process has no limit, records are not limited. SetMemoryLimit(-1) only returns the limit.
 func newMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)
 }
 
-// uncountedRecordMemory is the number of bytes of each ReserveRecordMemory that do not count as reserved. The records
-// of 6,000 objects need about as much.
+// uncountedRecordMemory is the size of the first part of each Reservation of ReserveRecordMemory, in bytes, which does
+// not count against the limit. The records of 6,000 objects need about as much.
 const uncountedRecordMemory = 8 << 20
 
-// ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
+// ReserveRecordMemory returns an empty Reservation for the records of a member. The caller must resize and close it.
 func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedRecordMemory)
 }
 
-// uncountedCounterMemory is the number of bytes of each ReserveCounterMemory that do not count as reserved. 5,000 pods
-// need less.
+// uncountedCounterMemory is uncountedRecordMemory for ReserveCounterMemory. 5,000 pods need less.
 const uncountedCounterMemory = 2 << 20
 
-// ReserveCounterMemory returns a Reservation for the counters of nodes and pods of a member. The caller must close it.
+// ReserveCounterMemory returns an empty Reservation for the parts of a member's nodes and pods that package
+// clusterstatus counts. The caller must resize and close it.
 func (c *Clients) ReserveCounterMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedCounterMemory)
 }
@@ -110,9 +110,9 @@ func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeade
 }
 
 // memberTransport limits the memory for responses, and replaces the body of an error response that is not a Status of
-// Kubernetes. client-go includes the body in the error, and the hub writes the error to the status of the cluster.
-// Without the replacement, a user could register an internal server as a cluster, or a cluster that redirects to it,
-// and read its responses.
+// Kubernetes, except for health checks. client-go includes the body in the error, and the hub writes the error to the
+// status of the cluster. Without the replacement, a user could register an internal server as a cluster, or a cluster
+// that redirects to it, and read its responses.
 type memberTransport struct {
 	egress.Transport
 	// pathPrefix is the path in the URL of the API server.
@@ -151,8 +151,8 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 		if isObjectPath(path) {
 			response.Body = kube.RequireObject(response.Body)
 		}
-		// client-go decodes the body by its media type, also as YAML. As YAML it could be another object than the one that
-		// was checked as JSON, so another type becomes JSON. JSON stays as it is: aggregated discovery needs its parameters.
+		// The body was checked as JSON, so client-go must not decode it as YAML, as which it can be another object: the media
+		// type becomes JSON. A media type that is JSON already stays, since aggregated discovery needs its parameters.
 		if mediaType, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); content != kube.ContentText && (err != nil || mediaType != runtime.ContentTypeJSON) {
 			response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 		}
@@ -160,7 +160,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 	return response, nil
 }
 
-// replaceError replaces the body of an error response for a path if it is not a Status of Kubernetes.
+// replaceError replaces the body of an error response if it is not a Status of Kubernetes, except on health paths.
 func (t memberTransport) replaceError(path string, response *http.Response) error {
 	limited := t.memory.Limit(response.Body, t.namespace, kube.ContentText)
 	defer limited.Close()

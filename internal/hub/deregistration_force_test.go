@@ -101,7 +101,7 @@ func TestForcedDeregistrationLeavesAgentAfterDeadline(t *testing.T) {
 	d := w.forceDeregistration("one")
 	w.wantMessage(one, "its agent to remove itself")
 	w.expireDeadline(one)
-	if err := checkEqual([]string{fleet.AgentLeft}, d.wait(w).Left); err != nil {
+	if err := checkEqual([]string{fleet.LeftBehindAgent}, d.wait(w).Left); err != nil {
 		t.Errorf("left objects: %v", err)
 	}
 	w.wantNoObjects(w.registrationObjects("one", w.ns))

@@ -101,7 +101,7 @@ type Options struct {
 	// Egress limits the connections to addresses that users choose: addresses of charts, files, repositories and members.
 	// Default: egress.Default.
 	Egress *egress.Policy
-	// Identity limits the use of the hub's cloud identity. Default: no cluster may use it. Run sets its Transport.
+	// Identity limits the use of the hub's cloud identity. Default: no cluster may use it. Run sets NewTransportWrapper.
 	Identity fleet.IdentityPolicy
 	// Version is the release of Towline for the manifests of agents.
 	Version string
@@ -298,7 +298,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 // addEngines sets h.members and h.engines: the clients and the engines of push members, which are created on demand.
 func (h *hub) addEngines(ctx context.Context) error {
 	identities := h.opts.Identity
-	identities.Transport = identity.Wrap
+	identities.NewTransportWrapper = identity.Wrap
 	h.members = fleet.NewClients(fleet.SecretReaders{Live: h.live, Metadata: h.GetCache()}, h.selfConfig(), identities, h.opts.Egress)
 	h.members.Wrap = h.health.leaseTracker.fenceWrites
 	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)

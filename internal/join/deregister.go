@@ -248,7 +248,7 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 		}
 	}
 	if !d.hadFinalizer && cluster.Status.AgentLastReportTime != nil {
-		d.result.Left = append(d.result.Left, fleet.AgentLeft)
+		d.result.Left = append(d.result.Left, fleet.LeftBehindAgent)
 	}
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {

@@ -9,7 +9,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// Wrap returns the wrapper of a new Source for w. It is a fleet.IdentityTransport.
+// Wrap returns the wrapper of a new Source for w. It is a fleet.NewIdentityWrapper.
 func Wrap(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (clienttransport.WrapperFunc, error) {
 	source, err := New(w, Options{VerifyEndpoint: isUnverified})
 	if err != nil {

@@ -173,7 +173,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 		return err
 	}
 	if s.member.Forced && (s.unreachable != "" || isRemovalOrdered && c.timeLeft(s) <= 0) {
-		return c.recordLeftBehind(ctx, s, fleet.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
+		return c.recordLeftBehind(ctx, s, fleet.LeftBehindAgent, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
 	if !isRemovalOrdered {
 		if err := c.orderAgentRemoval(ctx, s); err != nil {

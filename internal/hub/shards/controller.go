@@ -125,10 +125,10 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 // labelOrCheck labels a cluster that this hub serves. In the default shard it marks other clusters with mislabelled
 // summaries, so that the hub of their shard labels them.
 func (c *Controller) labelOrCheck(ctx context.Context, m fleet.Member, cluster client.Object) (reconcile.Result, error) {
-	if c.Shard.Serves(cluster) && !c.Shard.HasLabelled(cluster) {
+	if c.Shard.Serves(cluster) && !c.Shard.AreObjectsLabelled(cluster) {
 		return c.label(ctx, m, cluster)
 	}
-	if !c.Shard.IsDefault() || !fleet.ShardOf(cluster).HasLabelled(cluster) {
+	if !c.Shard.IsDefault() || !fleet.ShardOf(cluster).AreObjectsLabelled(cluster) {
 		return reconcile.Result{}, nil
 	}
 	isMislabelled, err := c.hasMislabelled(ctx, m, fleet.ShardOf(cluster))
