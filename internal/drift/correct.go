@@ -157,7 +157,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (drifted map[k
 // isLeftToRetry returns whether only the retry of a failed bundle can correct an object: the bundle has not applied the
 // object, or its Helm releases are not deployed.
 func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
-	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.AreReleasesDeployed())
+	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsHelmSecret || !rec.AreReleasesDeployed())
 }
 
 // updateBackoffs updates the backoff of the objects that a run has changed, or has failed to change. only are the

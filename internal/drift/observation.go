@@ -70,7 +70,7 @@ func isDrifted(entry inventory.Entry, o observation, ownerKeyHash string) bool {
 		return o.uid == "" || entry.UID == "" || entry.UID == o.uid
 	case o.ignored:
 		return false
-	case entry.IsReleaseRecord:
+	case entry.IsHelmSecret:
 		// The owner key is not compared, because clients of Helm remove it. The entry can be older than the last write of
 		// the release record by Towline: the worker compares again.
 		return entry.UID != o.uid || entry.Fingerprint != o.fingerprint

@@ -15,7 +15,7 @@ func TestIsDrifted(t *testing.T) {
 		change(&o)
 		return o
 	}
-	releaseRecord := inventory.Entry{UID: "u", Fingerprint: "f", IsReleaseRecord: true}
+	releaseRecord := inventory.Entry{UID: "u", Fingerprint: "f", IsHelmSecret: true}
 	for name, test := range map[string]struct {
 		entry    inventory.Entry
 		observed observation

@@ -165,7 +165,7 @@ func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unl
 // ownership annotations of the bundle, and fields of our last apply. An object that could not be read counts, too.
 func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
 	return slices.ContainsFunc(decisions, func(v decision) bool {
-		return v.unread || v.existing != nil && v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) && v.existing.Fields != ""
+		return v.unread || v.existing != nil && v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) && v.existing.FieldsDigest != ""
 	})
 }
 
@@ -454,7 +454,7 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 		p.waiting.digest = p.digest
 	}
 	p.engine.waits.set(p.bundle.ID, p.waiting)
-	isSaved := p.saved.IsSaved(p.next)
+	isSaved := p.saved.IsUpToDateWith(p.next)
 	if !isSaved && p.next.State == bundle.StateApplied {
 		p.next.LastApplied = p.engine.now()
 	}
@@ -476,7 +476,7 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 func (p *applyRun) abort(ctx context.Context, err error) (bundle.Report, error) {
 	p.engine.waits.set(p.bundle.ID, nil)
 	report, err := failedReport(p.report(), err)
-	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.IsSaved(p.next) {
+	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.IsUpToDateWith(p.next) {
 		return report, err
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortSaveTimeout)

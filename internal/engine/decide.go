@@ -120,9 +120,9 @@ func decideExisting(v decision, recorded inventory.Entry, run runContext) decisi
 	v.adopt = existing.IsAdopted()
 	switch {
 	case v.isLeftAlone():
-		v.action, v.adopt = actionNone, v.adopt || recorded.IsAdoptionOf(existing.UID)
+		v.action, v.adopt = actionNone, v.adopt || recorded.WasAdoptedAs(existing.UID)
 	case existing.OwnerKey() == run.ownerKey():
-		v.adopt = v.adopt || recorded.IsAdoptionOf(existing.UID)
+		v.adopt = v.adopt || recorded.WasAdoptedAs(existing.UID)
 		if t.ownership.isOn(existing) && hasNotDrifted(existing, recorded) {
 			v.action = actionNone
 		}
@@ -278,7 +278,7 @@ func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, ownerSc
 		return pruneDelete, ""
 	case existing.OwnerKey() != ownerScope.OwnerKey(id):
 		return pruneForget, "it is no longer marked as deployed for " + id.String()
-	case existing.IsAdopted(), recorded.IsAdoptionOf(existing.UID):
+	case existing.IsAdopted(), recorded.WasAdoptedAs(existing.UID):
 		return pruneOrphan, "it existed before"
 	case existing.hasNoManagedLabel():
 		return pruneOrphan, "its label " + workv1alpha1.ManagedLabel + " was removed"

@@ -154,7 +154,7 @@ func TestDecide(t *testing.T) {
 	}
 	mine := func(change func(*live)) *live {
 		existing := &live{LiveMeta: inventory.LiveMeta{
-			UID: "u", Version: "7", Fields: "f", Labels: map[string]string{kube.LabelReason: "Resources"}, Annotations: map[string]string{},
+			UID: "u", Version: "7", FieldsDigest: "f", Labels: map[string]string{kube.LabelReason: "Resources"}, Annotations: map[string]string{},
 		}}
 		for name, value := range targets[0].ownership.annotations {
 			existing.Annotations[name] = value
@@ -185,15 +185,15 @@ func TestDecide(t *testing.T) {
 		}), inventory.Entry{}, actionReject, false, triggerDelivery},
 		"absent":                                  {nil, recorded, actionApply, false, triggerRequest},
 		"as applied":                              {mine(func(*live) {}), recorded, actionNone, false, triggerRequest},
-		"fields of another manager":               {mine(func(l *live) { l.Fields = "g" }), recorded, actionApply, false, triggerRequest},
+		"fields of another manager":               {mine(func(l *live) { l.FieldsDigest = "g" }), recorded, actionApply, false, triggerRequest},
 		"nothing recorded":                        {mine(func(*live) {}), inventory.Entry{}, actionApply, false, triggerRequest},
 		"other content":                           {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, actionApply, false, triggerRequest},
 		"no label":                                {mine(func(l *live) { l.Labels = nil }), recorded, actionApply, false, triggerRequest},
-		"drift is ignored":                        {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
-		"no field lists":                          {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 7"}, actionNone, false, triggerRequest},
-		"no lists, changed":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 6"}, actionApply, false, triggerRequest},
+		"drift is ignored":                        {mine(func(l *live) { l.FieldsDigest, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
+		"no field lists":                          {mine(func(l *live) { l.FieldsDigest = "" }), inventory.Entry{UID: "u", Fingerprint: "version 7"}, actionNone, false, triggerRequest},
+		"no lists, changed":                       {mine(func(l *live) { l.FieldsDigest = "" }), inventory.Entry{UID: "u", Fingerprint: "version 6"}, actionApply, false, triggerRequest},
 		"adopted":                                 {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
-		"adopted, annotation lost":                {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, annotation lost":                {mine(func(l *live) { l.FieldsDigest = "g" }), inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, without annotations":            {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
 		"adopted by an aborted run":               {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, then created again":             {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},

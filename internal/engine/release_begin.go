@@ -75,7 +75,7 @@ func (d *releaseDeployment) setNextRevision(entries []release.Entry) {
 	s := d.op.state
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
-		s.Existed = slices.ContainsFunc(d.decisions, func(v decision) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
+		s.HadObjectsBefore = slices.ContainsFunc(d.decisions, func(v decision) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
 	}
 	s.PreviousRevision = 0
 	for _, entry := range entries {
@@ -85,7 +85,7 @@ func (d *releaseDeployment) setNextRevision(entries []release.Entry) {
 		}
 	}
 	s.Revision++
-	s.SecretUID, s.SecretState = "", ""
+	s.HelmSecretUID, s.HelmSecretFingerprint = "", ""
 }
 
 // failPendingRevisions sets the status of this bundle's pending revisions to failed. They are unfinished, because the
@@ -108,7 +108,7 @@ func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) 
 	s := d.op.state
 	now := d.engine.now()
 	operation, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
-	if s.PreviousRevision == 0 && !s.Existed {
+	if s.PreviousRevision == 0 && !s.HadObjectsBefore {
 		operation, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
 		s.FirstDeployed = now
 	}

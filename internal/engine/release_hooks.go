@@ -112,7 +112,7 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 		return err
 	}
 	if run := findHookRun(o.state, event, ref); run != nil && run.UID != "" {
-		err = removeAs(ctx, o.account, !run.IsFound, func(ctx context.Context) error {
+		err = removeAs(ctx, o.account, !run.FoundByAnnotation, func(ctx context.Context) error {
 			return o.engine.member.delete(ctx, objectLocation{key: ref, resource: resource}, run.UID)
 		})
 	}
@@ -132,7 +132,7 @@ func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("find the resource of hook %s of the former operation: %w", run.Ref, err)
 		}
-		err = removeAs(ctx, o.account, !run.IsFound, func(ctx context.Context) error {
+		err = removeAs(ctx, o.account, !run.FoundByAnnotation, func(ctx context.Context) error {
 			return o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)
 		})
 		if err != nil && !apierrors.IsConflict(err) {
@@ -282,7 +282,7 @@ func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *invento
 	case err != nil && !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read hook %s: %w", run.Ref, err)
 	case err == nil && (run.UID != "" && existing.GetUID() == run.UID || run.UID == "" && existing.GetAnnotations()[annotationHookRun] == hookRun):
-		run.IsFound = run.IsFound || run.UID == ""
+		run.FoundByAnnotation = run.FoundByAnnotation || run.UID == ""
 		run.UID = existing.GetUID()
 		return existing, nil
 	case run.UID != "":

@@ -94,7 +94,7 @@ func (o *releaseOp) putReleaseRecord(ctx context.Context, item bundle.Item, stat
 		return asReleaseError(err)
 	}
 	existing := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: written})
-	s.SecretUID, s.SecretState = existing.UID, existing.Fingerprint()
+	s.HelmSecretUID, s.HelmSecretFingerprint = existing.UID, existing.Fingerprint()
 	return nil
 }
 
@@ -123,7 +123,7 @@ func (p *applyRun) verifyReleaseRecord(ctx context.Context, s *inventory.Release
 	if err != nil {
 		return err
 	}
-	if existing := found[location.key]; existing != nil && existing.UID == s.SecretUID && existing.Fingerprint() == s.SecretState {
+	if existing := found[location.key]; existing != nil && existing.UID == s.HelmSecretUID && existing.Fingerprint() == s.HelmSecretFingerprint {
 		return nil
 	}
 	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)
@@ -187,7 +187,7 @@ func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory
 			return nil
 		}
 		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", inventory.StageBegin, inventory.Upgrading
-		s.SecretUID, s.SecretState = existing.UID, existing.Fingerprint()
+		s.HelmSecretUID, s.HelmSecretFingerprint = existing.UID, existing.Fingerprint()
 		if entry.Status == common.StatusDeployed {
 			s.Digest, s.Stage, s.ObjectsApplied = existing.Annotations[annotationRevisionDigest], inventory.StageDeployed, true
 		}

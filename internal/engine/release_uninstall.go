@@ -48,7 +48,7 @@ func (o *releaseOp) isNeverDeployed(entries []release.Entry) bool {
 			return false
 		}
 	}
-	return o.state.SecretUID == "" && !slices.ContainsFunc(entries, func(entry release.Entry) bool { return o.isFromBundle(entry.Secret) })
+	return o.state.HelmSecretUID == "" && !slices.ContainsFunc(entries, func(entry release.Entry) bool { return o.isFromBundle(entry.Secret) })
 }
 
 // uninstall runs the pre-delete hooks, deletes the objects that are not in keep, runs the post-delete hooks and deletes
@@ -289,7 +289,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 			next.DeleteRelease(s.Key())
 		}
 		var failure *releaseError
-		if (err == nil || errors.As(err, &failure)) && !saved.IsSaved(next) {
+		if (err == nil || errors.As(err, &failure)) && !saved.IsUpToDateWith(next) {
 			if saveErr := op.save(ctx); saveErr != nil {
 				return saved, false, saveErr
 			}

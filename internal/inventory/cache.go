@@ -149,8 +149,9 @@ func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	}
 }
 
-// removeObjects removes the tracked objects of a former record from byObject, unless next tracks them too. It subtracts
-// all of them from kinds: the caller has called addObjects for next before, so its objects are counted separately.
+// removeObjects removes the tracked objects of a former record from byObject, unless next tracks them too. The caller
+// must have called addObjects for next. Then kinds counts an object of both records twice, so removeObjects subtracts
+// all objects of former.
 func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
 	for ref := range former.tracked() {
 		isTracked := false

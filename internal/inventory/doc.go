@@ -35,12 +35,14 @@
 //
 // Words:
 //
-//   - tracked: an object whose drift matters, see Record.FindTracked.
+//   - tracked: an object with an entry, or the Helm release Secret of a deployed release, see Record.FindTracked.
+//   - Helm release Secret: the Secret in which Helm and Towline record one revision of a release.
 //   - inline: stored in the head Secret. Cached records lack their inline values, to save memory.
 //   - incomplete: a part of the record is missing or cannot be decoded. The bundle must be delivered again.
 //   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fingerprint, LiveMeta.Fingerprint).
-//   - marked: has the ownership labels and annotations of a bundle. requestor: the annotation with the bundle ID.
-//   - owner key: the key of the owner of an object, which is a bundle ID in an OwnerScope.
+//   - marked: has the ownership labels and annotations of a bundle.
+//   - requestor: a bundle ID as text, as in the ownership annotations.
+//   - owner key: text that combines a bundle ID and an OwnerScope. Two objects with the same key have the same owner.
 //   - kept: the bundle lacks the object, but the object is not pruned.
 //   - adopted: the object existed before it was applied, so it is never deleted.
 //   - claim: the resourceVersion at which an object is taken over from another owner.

@@ -52,8 +52,9 @@ func (c *compressor) pack(value any) ([]byte, error) {
 }
 
 // unpack is the reverse of pack: it decompresses a value, and calls decode with its JSON. Until decode returns, it
-// reserves memory for the JSON and for a value of type decoded. This memory counts for the namespace of records, which
-// is the Reservation of the cached records, nil for no limit. If the value is invalid, the error wraps ErrIncomplete.
+// reserves memory for the JSON and the decoded value. decoded selects the estimate for this value. The memory counts
+// for the same namespace as records, the Reservation of the cached records; nil means no limit. If the value is
+// invalid, the error wraps ErrIncomplete.
 func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decoded kube.DecodedType, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {

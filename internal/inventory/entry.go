@@ -28,16 +28,16 @@ type Entry struct {
 	// Recovered is true if the record was lost, and the entry was built again from labels of the object. Any client that
 	// may change the object can set these labels.
 	Recovered bool `json:"recovered,omitempty"`
-	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
-	// Record.Entries.
-	IsReleaseRecord bool `json:"-"`
+	// IsHelmSecret is true for the entry that Record.FindTracked returns for a Helm release Secret. Such an entry is never
+	// in Record.Entries.
+	IsHelmSecret bool `json:"-"`
 	// CompetingOwner is the bundle ID, as text, of another bundle that deploys the object now. The entry has no UID then.
 	CompetingOwner string `json:"rival,omitempty"`
 }
 
-// IsAdoptionOf returns whether the entry is for the object with this UID, and the object existed before it was applied.
+// WasAdoptedAs returns whether the object of the entry existed before it was applied, and may have this UID.
 // While the entry has no UID, the caller must make sure that the object is marked for the bundle.
-func (e Entry) IsAdoptionOf(uid types.UID) bool {
+func (e Entry) WasAdoptedAs(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)
 }
 

@@ -38,8 +38,8 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 				Hooks: []HookRun{{
 					Event: "pre-upgrade", Ref: job, UID: "u1", Started: at, Completed: at, Phase: "Running", DeleteOnSuccess: true,
 				}},
-				Attempt: "a", Message: "m", Failures: 1, FailuresAtUninstall: 1, Sensitive: true, PreviousRevision: 2, Existed: true, ObjectsApplied: true,
-				Inputs: "i", RenderedRevision: 3, IsUpgrade: true, SecretUID: "u2", SecretState: "s",
+				Attempt: "a", Message: "m", Failures: 1, FailuresAtUninstall: 1, Sensitive: true, PreviousRevision: 2, HadObjectsBefore: true, ObjectsApplied: true,
+				Inputs: "i", RenderedRevision: 3, IsUpgrade: true, HelmSecretUID: "u2", HelmSecretFingerprint: "s",
 			},
 			`{"namespace":"web","name":"nginx","digest":"d","revision":3,"operation":"upgrade","stage":"pre-hooks",` +
 				`"changed":"2026-01-02T03:04:05Z","firstDeployed":"2026-01-02T03:04:05Z","hooks":[{"event":"pre-upgrade",` +
@@ -51,7 +51,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 		"entry": {
 			Entry{
 				Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "c"}, UID: "u", Fingerprint: "f", Adopted: true, Kept: true,
-				Origin: "o", Claim: "7", FromHelm: true, IsReleaseRecord: true, CompetingOwner: "r",
+				Origin: "o", Claim: "7", FromHelm: true, IsHelmSecret: true, CompetingOwner: "r",
 			},
 			`{"ref":{"version":"v1","kind":"ConfigMap","namespace":"web","name":"c"},"uid":"u","fields":"f","adopted":true,"kept":true,` +
 				`"origin":"o","claimed":"7","fromHelm":true,"rival":"r"}`,

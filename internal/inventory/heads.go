@@ -82,7 +82,7 @@ func (s *Store) List(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.readPages(ctx, labelRecord+"="+partHead, s.partitionFilter()); err != nil {
+	if err := s.readPages(ctx, labelRecord+"="+partHead, s.serveAssigned()); err != nil {
 		return err
 	}
 	s.setPartitionsListed(known)
@@ -154,7 +154,8 @@ func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted 
 func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.String()) }
 
 // loadHead reads the head of a record. It does not check that the chunks exist. If the head cannot be decoded, the
-// record has only the ID and the version.
+// record has only the ID and the version. isIncomplete is never set: it matters only for cached records, and the result
+// is not cached.
 func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	rec := &Record{Head: Head{ID: id}, mayHaveUnusedChunks: true}
 	secret, err := s.secrets.Get(ctx, s.headName(id), metav1.GetOptions{})

@@ -22,7 +22,7 @@ func createRecord(t *testing.T, s *Store, name, entries string) bundle.ID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	packed, err := s.entries.pack(json.RawMessage(entries))
+	packed, err := s.entryCompressor.pack(json.RawMessage(entries))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestMemoryOfRecordsIsLimited(t *testing.T) {
 func TestMemoryOfContentIsLimited(t *testing.T) {
 	t.Parallel()
 	s := newCachingStore()
-	packed, err := s.contents.pack(json.RawMessage(`{"items":[` + strings.Repeat("{},", 99_999) + `{}]}`))
+	packed, err := s.contentCompressor.pack(json.RawMessage(`{"items":[` + strings.Repeat("{},", 99_999) + `{}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}

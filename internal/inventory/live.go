@@ -16,10 +16,10 @@ type LiveMeta struct {
 	Version     string // the resourceVersion
 	Labels      map[string]string
 	Annotations map[string]string
-	// Fields is the fingerprint of the fields that Towline's last apply set and that no other client has changed since. It
-	// is "" if there are none.
-	Fields   string
-	Deleting bool
+	// FieldsDigest is a digest of the fields that Towline's last apply set and that no other client has changed since. It
+	// is "" if there are none. Fingerprint uses it.
+	FieldsDigest string
+	Deleting     bool
 }
 
 // LiveMetaOf returns the LiveMeta of an object. A UID or resourceVersion that is too long is cut.
@@ -30,7 +30,7 @@ func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
 	}
 	for _, entry := range meta.ManagedFields {
 		if IsOwnApply(entry) {
-			live.Fields = fingerprint(entry.FieldsV1.GetRawBytes())
+			live.FieldsDigest = digestOf(entry.FieldsV1.GetRawBytes())
 		}
 	}
 	return live
@@ -40,13 +40,13 @@ func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
 // them, since the API server then removes the field from Towline's managed fields. Without managed fields it is the
 // resourceVersion, so it changes with each change of the object.
 func (l *LiveMeta) Fingerprint() string {
-	if l.Fields != "" {
-		return l.Fields
+	if l.FieldsDigest != "" {
+		return l.FieldsDigest
 	}
 	return "version " + l.Version
 }
 
-// OwnerScope returns the scope that the annotations name.
+// OwnerScope returns the scope that the annotations name. AnnotationScope has the registration.
 func (l *LiveMeta) OwnerScope() OwnerScope {
 	return OwnerScope{Hub: l.Annotations[kube.AnnotationHub], Registration: l.Annotations[kube.AnnotationScope]}
 }
@@ -60,7 +60,7 @@ func (l *LiveMeta) IsMarked() bool {
 		l.Annotations[kube.AnnotationRequestor] != ""
 }
 
-// Requestor returns the bundle ID that the object is marked for as text, "" if there is none.
+// Requestor returns the ID, as text, of the bundle that the object is marked for, "" if there is none.
 func (l *LiveMeta) Requestor() string { return l.Annotations[kube.AnnotationRequestor] }
 
 // IsAdopted returns whether the object is marked as one that existed before it was applied.
@@ -78,8 +78,8 @@ func IsOwnApply(entry metav1.ManagedFieldsEntry) bool {
 		entry.Subresource == "" && entry.FieldsV1 != nil
 }
 
-// fingerprint returns a digest of 64 bits. It is short because a record has one for each object.
-func fingerprint(fields []byte) string {
+// digestOf returns a digest of 64 bits. It is short because a record has one for each object.
+func digestOf(fields []byte) string {
 	sum := sha256.Sum256(fields)
 	return hex.EncodeToString(sum[:8])
 }

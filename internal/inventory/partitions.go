@@ -20,7 +20,8 @@ type Partitions struct {
 	// Of returns the partition of a record.
 	Of func(bundle.ID) string
 	// ListAssigned lists the known partitions that are assigned to this process. IsAssigned returns whether a partition
-	// is, also for a partition that ListAssigned does not know.
+	// is, also for a partition that ListAssigned does not know. Both must read from a cache, since List calls IsAssigned
+	// for each partition.
 	ListAssigned func(ctx context.Context) ([]string, error)
 	IsAssigned   func(ctx context.Context, partition string) (bool, error)
 }
@@ -88,7 +89,7 @@ func (s *Store) addPartition(partition string) (served *servedPartition, isNew b
 }
 
 // StopServing stops serving a partition, and removes its records from the cache. It does nothing for a partition that
-// is not served.
+// is not served. It need not shrink the Reservation: the memory of a Store with Partitions is not limited.
 func (s *Store) StopServing(partition string) {
 	s.cache.mu.Lock()
 	served := s.cache.partitions[partition]
@@ -204,9 +205,9 @@ func (s *Store) setPartitionsListed(listed map[string]*servedPartition) {
 	}
 }
 
-// partitionFilter returns a function that returns whether the record of an ID must be read. It also begins to serve
-// partitions that ListAssigned has not returned, if they are assigned to this process.
-func (s *Store) partitionFilter() func(context.Context, bundle.ID) (bool, error) {
+// serveAssigned returns a function that returns whether the partition of an ID is served. The function first begins to
+// serve the partition if it is assigned to this process.
+func (s *Store) serveAssigned() func(context.Context, bundle.ID) (bool, error) {
 	if s.partitions == nil {
 		return func(context.Context, bundle.ID) (bool, error) { return true, nil }
 	}

@@ -15,14 +15,15 @@ import (
 // Store has returned must not be changed: other goroutines read it. Edit returns a copy to change and save.
 type Record struct {
 	Head
-	// Entries are the objects, by Ref.Key.
+	// Entries are the objects, by Ref.Key, which is the Ref without the version.
 	Entries map[kube.Ref]Entry
 
 	content   storedValue
 	entryData storedValue // Entries as they are stored
 	// version is the resourceVersion of the head Secret, "" if there is none.
 	version string
-	// memory is an estimate of the memory of Head and Entries in bytes. Each read and each save sets it.
+	// memory is an estimate of the memory of Head and Entries in bytes. A save sets it to memoryOfEntries, without the
+	// head and the texts of the entries. The next read that decodes the record sets it to the full estimate.
 	memory int64
 	// isIncomplete is true for a record that exists but could not be read: it has only the ID and the version.
 	isIncomplete bool
@@ -97,8 +98,8 @@ func (r *Record) Exists() bool { return r.version != "" }
 // HasContent returns whether the record names the content of its bundle.
 func (r *Record) HasContent() bool { return !r.content.isEmpty() }
 
-// WithoutContent returns a copy of r without content and digest. The caller passes it to Save as prior if chunks of the
-// record are missing: then the save writes the content again, and deletes the chunks that still exist.
+// WithoutContent returns a copy of r without content and digest, for a record with missing chunks. If the caller passes
+// the copy to Save as prior, and content too, Save writes all chunks again, and deletes unused ones.
 func (r *Record) WithoutContent() *Record {
 	next := r.Edit()
 	next.Digest, next.content, next.mayHaveUnusedChunks = nil, storedValue{}, true
@@ -108,16 +109,19 @@ func (r *Record) WithoutContent() *Record {
 // BundleDigest returns the digest of the bundle that was delivered last.
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
-// IsSaved returns whether the stored record r equals next, so that next need not be saved. Owner and Options are not
-// compared, since the digest covers them. Neither are LastApplied and Inputs, which are saved with the next change.
-func (r *Record) IsSaved(next *Record) bool {
+// IsUpToDateWith returns whether the stored record r equals next, so that next need not be saved. It does not compare
+// Owner and Options, since the digest covers them, nor LastApplied and Inputs, which are saved with the next change.
+func (r *Record) IsUpToDateWith(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
-// Covers returns whether the objects of next may be applied before next is saved: the stored record r lists them all
-// already, so no object can exist without an entry if the process is killed.
+// Covers returns whether the objects of next may be applied before next is saved. Then no object can exist without an
+// entry if the process is killed, because the stored record r
+//   - exists, is neither suspended nor in the state Removing, and
+//   - has the digest and the release states of next, and
+//   - has each entry of next, with the same Adopted, and with the same UID or none.
 func (r *Record) Covers(next *Record) bool {
 	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
 		!reflect.DeepEqual(r.Releases, next.Releases) {

@@ -14,7 +14,7 @@ func TestFindTrackedKnowsEntriesAndRecordsOfDeployedReleases(t *testing.T) {
 	t.Parallel()
 	rec := edited(&inventory.Record{})
 	release := rec.Releases[0]
-	if item, ok := rec.FindTracked(release.SecretRef()); !ok || !item.IsReleaseRecord || item.UID != "s" {
+	if item, ok := rec.FindTracked(release.SecretRef()); !ok || !item.IsHelmSecret || item.UID != "s" {
 		t.Errorf("release record: got %v, %t", item, ok)
 	}
 	if keys := rec.TrackedOfKind(schema.GroupKind{Kind: "Secret"}); len(keys) != 1 || keys[0] != release.SecretRef() {

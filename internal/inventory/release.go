@@ -60,8 +60,8 @@ type ReleaseState struct {
 	Abandoned []HookRun `json:"abandoned,omitempty"`
 	// Attempt identifies the operation. It is part of the annotation of its hooks.
 	Attempt string `json:"attempt,omitempty"`
-	// Message is the reason of the last failure, and Failures the number of consecutive failures. FailuresAtUninstall is
-	// the value of Failures at the last uninstallation for bundle.ReleaseOptions.RecoverAfter.
+	// Message is the reason of the last failure, and Failures the number of consecutive failures. Options.RecoverAfter
+	// uninstalls the release after so many failures. FailuresAtUninstall is the value of Failures when it last did so.
 	Message             string `json:"message,omitempty"`
 	Failures            int    `json:"failures,omitempty"`
 	FailuresAtUninstall int    `json:"recovered,omitempty"`
@@ -69,9 +69,9 @@ type ReleaseState struct {
 	Sensitive bool `json:"sensitive,omitempty"`
 	// PreviousRevision is the revision that was deployed before the operation, 0 if there was none.
 	PreviousRevision int `json:"former,omitempty"`
-	// Existed is true if objects of the release were deployed before its first recorded revision: they are not
-	// uninstalled after a failure.
-	Existed bool `json:"existed,omitempty"`
+	// HadObjectsBefore is true if the bundle had deployed objects of the release before its first revision, without
+	// release records. Then a failure does not uninstall them.
+	HadObjectsBefore bool `json:"existed,omitempty"`
 	// ObjectsApplied is true if the objects of the item that Digest identifies are applied.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
 	// UninstallAs is set when the uninstallation begins. It is the "namespace/name" of the ServiceAccount that deployed
@@ -79,21 +79,21 @@ type ReleaseState struct {
 	UninstallAs string `json:"uninstallAs,omitempty"`
 	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`
-	// Inputs, RenderedRevision and IsUpgrade are Inputs, Revision and IsUpgrade of bundle.Release: the revision and the
-	// operation for which the hub has rendered it. They are empty if no template reads the revision or the operation.
+	// Inputs, RenderedRevision and IsUpgrade are copies of Inputs, Revision and IsUpgrade of bundle.Release. The hub has
+	// rendered the release for this revision and operation. All are empty if no template reads the revision or the
+	// operation.
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is true if the engine must compare RenderedRevision with the release records of Helm. Afterwards it
-	// is false. If they differ, the engine sets NextRevision and NextIsUpgrade, for which the hub must render the release
-	// again.
+	// IsUnconfirmed is true until the engine has compared RenderedRevision and IsUpgrade with the Helm release Secrets. If
+	// they differ, the engine sets NextRevision and NextIsUpgrade, and the hub must render the release again for these.
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 	NextRevision  int  `json:"nextRevision,omitempty"`
 	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
-	// SecretUID and SecretState are the UID and the LiveMeta.Fingerprint of the release record of Revision as it was
-	// last written. They are empty before the first write.
-	SecretUID   types.UID `json:"secretUID,omitempty"`
-	SecretState string    `json:"secretState,omitempty"`
+	// HelmSecretUID and HelmSecretFingerprint are the UID and the LiveMeta.Fingerprint of the Helm release Secret of
+	// Revision after its last write. They are empty before the first write.
+	HelmSecretUID         types.UID `json:"secretUID,omitempty"`
+	HelmSecretFingerprint string    `json:"secretState,omitempty"`
 }
 
 // HookRun is one execution of a hook.
@@ -105,21 +105,21 @@ type HookRun struct {
 	Started   time.Time      `json:"started,omitzero"`
 	Completed time.Time      `json:"completed,omitzero"`
 	Phase     helm.HookPhase `json:"phase"`
-	// IsFound is true if the UID is of an object that existed and had the annotation of this run. Its creator is not
-	// certain: other users can set the annotation.
-	IsFound bool `json:"found,omitempty"`
+	// FoundByAnnotation is true if the UID is of an object that existed and had the annotation of this run. Its creator
+	// is not certain: other users can set the annotation.
+	FoundByAnnotation bool `json:"found,omitempty"`
 	// DeleteOnSuccess is true if the hook has that delete policy.
 	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }
 
 // HasBegun returns whether the operation on the release has begun. Otherwise it waits, and none of its objects is
-// applied.
+// applied. A retry after a failure also begins at StageBegin, but has Failures > 0.
 func (s *ReleaseState) HasBegun() bool { return s.Stage != StageBegin || s.Failures > 0 }
 
 // Key returns the namespace and the name of the release.
 func (s *ReleaseState) Key() release.Key { return release.Key{Namespace: s.Namespace, Name: s.Name} }
 
-// SecretRef returns the key of the Secret with the release record.
+// SecretRef returns the key of the Helm release Secret of Revision.
 func (s *ReleaseState) SecretRef() kube.Ref {
 	return kube.Ref{Version: "v1", Kind: "Secret", Namespace: s.Namespace, Name: release.SecretName(s.Name, s.Revision)}.Key()
 }
@@ -152,9 +152,9 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle. It is nil if no release that has not begun has NextRevision.
-// Otherwise it has all releases that have not begun and have Inputs, since the hub renders them together. Revision is 0
-// for a release that has no NextRevision.
+// outdatedReleases returns Report.Outdated of the bundle. If a waiting release must be rendered again, it returns all
+// waiting releases with Inputs, since the hub renders them together, else nil. Revision is 0 for a release that need
+// not be rendered again.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil
@@ -173,16 +173,16 @@ func (r *Record) DeleteRelease(key release.Key) {
 	r.Releases = slices.DeleteFunc(r.Releases, func(s ReleaseState) bool { return s.Key() == key })
 }
 
-// FindTracked returns the entry of an object whose drift matters: one of Entries, or the release record of a deployed
-// release, which then is an entry with IsReleaseRecord.
+// FindTracked returns the entry of a tracked object: one of Entries, or an entry with IsHelmSecret for the Helm release
+// Secret of a deployed release.
 func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
 	if entry, ok := r.Entries[key]; ok {
 		return entry, true
 	}
 	for i := range r.Releases {
 		s := &r.Releases[i]
-		if s.Stage == StageDeployed && s.SecretUID != "" && s.SecretRef() == key {
-			return Entry{Ref: key, UID: s.SecretUID, Fingerprint: s.SecretState, IsReleaseRecord: true}, true
+		if s.Stage == StageDeployed && s.HelmSecretUID != "" && s.SecretRef() == key {
+			return Entry{Ref: key, UID: s.HelmSecretUID, Fingerprint: s.HelmSecretFingerprint, IsHelmSecret: true}, true
 		}
 	}
 	return Entry{}, false
@@ -197,7 +197,7 @@ func (r *Record) tracked() iter.Seq[kube.Ref] {
 			}
 		}
 		for i := range r.Releases {
-			if s := &r.Releases[i]; s.Stage == StageDeployed && s.SecretUID != "" && !yield(s.SecretRef()) {
+			if s := &r.Releases[i]; s.Stage == StageDeployed && s.HelmSecretUID != "" && !yield(s.SecretRef()) {
 				return
 			}
 		}

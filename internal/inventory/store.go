@@ -74,8 +74,8 @@ type Store struct {
 	namespaces corev1client.NamespaceInterface
 	// changed is the channel of Changes.
 	changed chan struct{}
-	// contents and entries compress the two values of a record.
-	contents, entries compressor
+	// These compress the two values of a record.
+	contentCompressor, entryCompressor compressor
 
 	cache *recordCache
 	// memory limits the memory of records; nil means no limit.
@@ -93,7 +93,7 @@ func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, nam
 		scope: scope, namespace: namespace, secrets: core.Secrets(namespace), namespaces: core.Namespaces(),
 		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(namespace),
 		changed:  make(chan struct{}, 1), cache: newRecordCache(), listing: make(chan struct{}, 1),
-		contents: compressor{limit: maxContent}, entries: compressor{limit: maxEntries},
+		contentCompressor: compressor{limit: maxContent}, entryCompressor: compressor{limit: maxEntries},
 	}
 }
 
@@ -231,7 +231,7 @@ func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 	if err != nil {
 		return err
 	}
-	return s.entries.unpack(ctx, packed, s.memory, kube.TypeAny, func(raw []byte) error {
+	return s.entryCompressor.unpack(ctx, packed, s.memory, kube.TypeAny, func(raw []byte) error {
 		entries, err := decodeEntries(raw)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrIncomplete, err)
@@ -255,7 +255,7 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
-	if err := s.contents.unpack(ctx, packed, s.memory, kube.TypeUnstructured, decodeInto(&b)); err != nil {
+	if err := s.contentCompressor.unpack(ctx, packed, s.memory, kube.TypeUnstructured, decodeInto(&b)); err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
 	return b, nil
@@ -307,7 +307,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 		return nil, fmt.Errorf("write the record of %s: its content is not in memory", next.ID)
 	}
 	if content != nil {
-		packed, err := s.contents.pack(content)
+		packed, err := s.contentCompressor.pack(content)
 		if err != nil {
 			return nil, fmt.Errorf("pack bundle %s: %w", next.ID, err)
 		}
@@ -320,7 +320,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 
 // write writes the entries and the head of saved in place of prior, and deletes the chunks that the head does not name.
 func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err error) {
-	packed, err := s.entries.pack(saved.SortedEntries())
+	packed, err := s.entryCompressor.pack(saved.SortedEntries())
 	if err != nil {
 		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
 	}

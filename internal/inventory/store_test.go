@@ -112,7 +112,7 @@ func edited(rec *inventory.Record) *inventory.Record {
 	ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "a"}
 	next.State = bundle.StateApplied
 	next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: "u", Fingerprint: "f"}
-	next.Releases = []inventory.ReleaseState{{Namespace: "web", Name: "nginx", Revision: 1, Stage: inventory.StageDeployed, SecretUID: "s"}}
+	next.Releases = []inventory.ReleaseState{{Namespace: "web", Name: "nginx", Revision: 1, Stage: inventory.StageDeployed, HelmSecretUID: "s"}}
 	return next
 }
 
