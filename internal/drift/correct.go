@@ -109,8 +109,19 @@ func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube
 	return drifted, len(drifted) > 0
 }
 
-// selectUnfinished is selectObjects for an unfinished bundle. An event can start the task of a retry before the retry
-// is due. Then selectUnfinished queues the retry again.
+// selectUnfinished is selectObjects for an unfinished bundle:
+//
+//	state     retry is due   t has retry or resync   result
+//	failed    yes            yes                     all objects
+//	failed    yes            no                      the drifted objects
+//	failed    no             yes                     the drifted objects, and the retry is queued again
+//	failed    no             no                      the drifted objects
+//	applying  yes            yes                     all objects: Resume ignores only
+//	applying  yes            no                      all objects if one has drifted
+//	applying  no             yes                     none, and the retry is queued again
+//	applying  no             no                      none
+//
+// An event can start the task of a retry before the retry is due.
 func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (only map[kube.Ref]bool, needed bool) {
 	isRetry := t.retry || t.resync
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
@@ -125,7 +136,7 @@ func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (only map[k
 		return nil, false // the Engine would converge all objects, not only the drifted ones
 	}
 	drifted := c.selectDrifted(rec, t)
-	return drifted, len(drifted) > 0 || isDue && isRetry
+	return drifted, len(drifted) > 0 || isDue && isRetry // without drifted objects, a due retry runs all objects
 }
 
 // selectDrifted returns the observed objects that have drifted, nil if there are none. An object that must be corrected
@@ -155,7 +166,8 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (drifted map[k
 }
 
 // isLeftToRetry returns whether only the retry of a failed bundle can correct an object: the bundle has not applied the
-// object, or its Helm releases are not deployed.
+// object, or a Helm release is not deployed. Each run continues the deployment of all releases, even a run for one
+// object, and only the retry may do that.
 func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
 	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsHelmSecret || !rec.AreReleasesDeployed())
 }
@@ -171,7 +183,7 @@ func (c *Corrector) updateBackoffs(id bundle.ID, only map[kube.Ref]bool, changes
 		failed[key] = err != nil
 	}
 	for _, change := range changes {
-		key := change.Ref.Key()
+		key := change.Ref.Key() // without the version, as in only
 		failed[key] = change.Action == bundle.Failed
 		if change.Action == bundle.Created || change.Action == bundle.Configured {
 			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].orZeroIfOver(now).corrections + 1, last: now}

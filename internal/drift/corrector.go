@@ -28,9 +28,9 @@ const (
 type Engine interface {
 	// Acquire waits until id is not locked, and locks it until unlock is called. It fails only if ctx ends.
 	Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error)
-	// Resume converges the objects in only to the content of the record of id, or all objects if only is nil. In a bundle
-	// whose last run was interrupted it always converges all objects, but none if only is nil and a Helm release still
-	// waits. The caller has acquired id.
+	// Resume converges the objects in only to the content of the record of id, or all objects if only is nil. If the last
+	// run was interrupted, only is ignored: all objects are converged. Exception: if only is nil and a Helm release still
+	// waits, none are converged. The caller has acquired id.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (Result, error)
 	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if it is complete or none is in progress.
 	ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error)
@@ -71,10 +71,11 @@ type Options struct {
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
 	// OnReport is called after a run whose report is new, and when a withdrawal in progress begins to fail.
 	OnReport func(bundle.ID)
-	// OnRecordMissing is called if a bundle is lost, or if its record was deleted because its withdrawal is complete.
+	// OnRecordMissing is called if a bundle is lost, or if a check of its withdrawal finds the withdrawal complete or no
+	// longer in progress.
 	OnRecordMissing func(bundle.ID)
-	// OnChange is called for each bundle with changed objects. It is called at most once per notifyInterval and bundle,
-	// and more often only if an object was deleted.
+	// OnChange is called for each bundle with an event of its objects; each object of an initial list counts as an event.
+	// It is called at most once per notifyInterval and bundle, and more often only if an object was deleted.
 	OnChange func(bundle.ID)
 }
 
@@ -107,7 +108,8 @@ func New(opts Options) *Corrector {
 	return &Corrector{
 		Options: opts, notifier: newChangeNotifier(),
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
-			Name: "engine-heal", Clock: opts.Clock,
+			Name:  "engine-heal", // a label value of the workqueue metrics, kept for existing dashboards
+			Clock: opts.Clock,
 		}),
 		tasks: map[bundle.ID]*task{}, withdrawals: map[bundle.ID]*withdrawal{}, recordFailures: map[bundle.ID]int{}, isRetryQueued: map[bundle.ID]bool{},
 		backoffs: map[objectKey]objectBackoff{},
@@ -145,7 +147,8 @@ func (c *Corrector) watchAll(ctx context.Context) {
 		watches.update(ctx, c.Store.WatchedKinds())
 		for _, change := range changes {
 			c.queueUnfinished(change.Record)
-			// In the first round the lists of the new watches compare these objects.
+			// MayHaveDrifted: another process may have written the record. In the first round the lists of the new watches
+			// compare its objects.
 			if change.MayHaveDrifted && !isFirst {
 				c.queueResync(change.Record)
 			}
@@ -260,7 +263,8 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 			continue
 		}
 		c.mu.Lock()
-		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // the record has the same strings, which saves memory
+		// The key is the record's Ref, not the event's, so that the event's strings can be freed.
+		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o
 		c.mu.Unlock()
 		c.queue.Add(rec.ID)
 	}

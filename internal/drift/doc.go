@@ -15,8 +15,9 @@
 //
 // Terms:
 //
-//   - record: the inventory of one bundle. It has one entry per object. The fingerprint in an entry differs from the
-//     fingerprint of the object after another client has changed a field that Towline has set.
+//   - record: the inventory of one bundle. It has one entry per object.
+//   - fingerprint: a hash of Towline's entry in the managedFields of an object. The fingerprint in the record differs
+//     from the fingerprint of the object after another client has changed a field that Towline has set.
 //   - tracked object: an object with an entry, or the Secret in which Helm stores a deployed release.
 //   - owner scope: a hub and a registration of the member with it. owner key: a bundle ID in an owner scope; each
 //     applied object has it in annotations.

@@ -64,7 +64,7 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 func isDrifted(entry inventory.Entry, o observation, ownerKeyHash string) bool {
 	switch {
 	case entry.CompetingOwner != "":
-		return false
+		return false // another bundle deploys the object; drift correction does not take it back, even if it is deleted
 	case o.deleted:
 		// An object with another UID is not the applied one. Without a UID in the entry, the object must still be created.
 		return o.uid == "" || entry.UID == "" || entry.UID == o.uid
@@ -77,5 +77,7 @@ func isDrifted(entry inventory.Entry, o observation, ownerKeyHash string) bool {
 	case entry.UID != o.uid && o.ownerKeyHash != ownerKeyHash:
 		return false // an object of another owner, or without an owner key, has replaced the applied one
 	}
+	// The removal of the owner key changes the fingerprint. An apply for another bundle may not: Towline is the field
+	// manager then, too.
 	return entry.UID != o.uid || entry.Fingerprint != o.fingerprint || (o.ownerKeyHash != "" && o.ownerKeyHash != ownerKeyHash)
 }

@@ -34,7 +34,8 @@ type watchSet struct {
 	running   map[watchedKind]context.CancelFunc
 	// unwatched is the number of kinds beyond maxWatched.
 	unwatched int
-	// limit and memory limit the lists of all watches together. Users of the member can add kinds, by changing records.
+	// limit and memory limit the number and the size of the objects in the lists of all watches together. A limit for each
+	// list is not enough, because users of the member can add kinds, by changing records.
 	limit      *kube.ObjectLimit
 	memory     *kube.Reservation
 	reflectors sync.WaitGroup
@@ -63,8 +64,8 @@ func newWatchSet(c *Corrector) *watchSet {
 }
 
 // update starts and stops watches so that there is one for each of the kinds, at most maxWatched. It omits kinds that
-// the API server does not serve. A kind whose definition is created later is added by the next call, which follows the
-// next change of a record. If discovery fails, the running watches of the kind continue.
+// the API server does not serve. If the definition of a kind is created later, the next call adds the kind: it follows
+// the next change of a record or the next resync. If discovery fails, the running watches of the kind continue.
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
@@ -185,7 +186,8 @@ func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 // Delete reports an object that was deleted, or whose label was removed.
 func (s *objectSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // truncated, as in records
+		// LiveMetaOf cuts a UID that is too long, as the record does.
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID})
 	}
 	return nil
 }
@@ -200,7 +202,7 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 		}
 	}
 	for _, rec := range s.corrector.Store.ListCached() {
-		if !rec.IsWatched() {
+		if !rec.NeedsWatch() {
 			continue
 		}
 		for _, key := range rec.TrackedOfKind(s.gk) {

@@ -43,8 +43,8 @@ func (c *Corrector) queueWithdrawalCheckLocked(id bundle.ID) {
 }
 
 // queueWithdrawalCheckSoon queues a check of the withdrawal of id, because one of its objects no longer exists. The
-// check is at least minBackoff after the last one, since each check reads all remaining objects that are deleted in the
-// same step.
+// check is at least minBackoff after the last one, since each check reads all remaining objects of the rank that is
+// being deleted.
 func (c *Corrector) queueWithdrawalCheckSoon(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ type recordCache struct {
 	memory int64
 	// byObject finds records by the hash of a tracked object, byName by the hash of the name of the head Secret.
 	byObject, byName hashIndex
-	// kinds counts the tracked objects of the records for which IsWatched returns true.
+	// kinds counts the tracked objects of the records for which NeedsWatch returns true.
 	kinds map[schema.GroupVersionKind]int
 	// changed has the records with the field isChanged.
 	changed []*cachedRecord
@@ -143,7 +143,7 @@ func (c *recordCache) remove(name string, id bundle.ID) bool {
 func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	for ref := range rec.tracked() {
 		c.byObject.add(maphash.Comparable(c.seed, ref.Key()), cached)
-		if rec.IsWatched() {
+		if rec.NeedsWatch() {
 			c.kinds[ref.GVK()]++
 		}
 	}
@@ -161,7 +161,7 @@ func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) 
 		if !isTracked {
 			c.byObject.remove(maphash.Comparable(c.seed, ref.Key()), cached)
 		}
-		if former.IsWatched() {
+		if former.NeedsWatch() {
 			if c.kinds[ref.GVK()]--; c.kinds[ref.GVK()] == 0 {
 				delete(c.kinds, ref.GVK())
 			}
@@ -192,7 +192,7 @@ func (s *Store) TakeChanges() []Change {
 	return changes
 }
 
-// WatchedKinds lists the kinds of the tracked objects of the cached records for which IsWatched returns true, in no
+// WatchedKinds lists the kinds of the tracked objects of the cached records for which NeedsWatch returns true, in no
 // order.
 func (s *Store) WatchedKinds() []schema.GroupVersionKind {
 	s.cache.mu.Lock()

@@ -136,9 +136,9 @@ func (r *Record) Covers(next *Record) bool {
 	return true
 }
 
-// IsWatched returns whether the objects of the record must be watched: to correct their drift, or to detect the end of
+// NeedsWatch returns whether the objects of the record must be watched: to correct their drift, or to detect the end of
 // their deletion.
-func (r *Record) IsWatched() bool { return r.Options.CorrectDrift || r.State == bundle.StateRemoving }
+func (r *Record) NeedsWatch() bool { return r.Options.CorrectDrift || r.State == bundle.StateRemoving }
 
 // IsUnfinished returns whether the bundle must be run again. The last run has failed, or the state is Applying: the run
 // was interrupted or waits for a Helm release.

@@ -111,7 +111,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "stop if paused", Run: r.stopIfPaused},
 		{Name: "match", Run: r.match},
 		{Name: "write summaries", Run: r.writeSummaries},
-		{Name: "wait for uncreated", Run: r.waitForUncreated},
+		{Name: "retry if not created", Run: r.retryIfNotCreated},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
 		// Without the step match no cluster matches, so writeSummaries deletes all summaries.
@@ -120,6 +120,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, steps)
 	err := r.report(ctx, s, outcome)
 	if outcome.Kind == phase.Retriable {
+		// This replaces the error of report: the retry reports again.
 		err = fmt.Errorf("%s %s: %w", r.kind.name, req, outcome.Err)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {

@@ -19,20 +19,22 @@
 // Words:
 //
 //   - unsupported: the profile uses fields that are not supported yet.
+//   - invalid: clusterSelector cannot be parsed.
 //   - suspended: the profile is unsupported, invalid or paused, or waits for the deletion of an earlier profile's
 //     summary. The reason is in its status. Summaries are still written, except while it is paused or invalid.
-//   - matching cluster: a cluster that the profile selects, and that is ready, already has a summary, or is in
-//     clusterRefs. Each matching cluster gets a summary.
+//   - matching cluster: a selected cluster for which one of these holds: it is ready, it has a summary, or clusterRefs
+//     names it. Each matching cluster gets a summary.
 //   - refused: a member with a name, a namespace or a field that Towline does not support (fleet.Member.Refused).
 //   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
 //   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //
 // Invariants:
 //
-//   - A summary is identified by its owner and its spec, not by its name or its labels. Only a summary of an earlier
-//     profile is found by its name.
-//   - Before a summary is deleted, the fields that determine its withdrawal are updated from the profile.
-//   - Labels and annotations that others set on a summary stay.
+//   - A summary is identified by its owner reference and its spec, not by its name or its labels. Only a summary of an
+//     earlier profile is found by its name, and by its label if the owner reference was lost (kind.isCreatedFor).
+//   - Before a summary is deleted, stopMatchingBehavior is updated from the profile, and the pause annotation is
+//     deleted: both affect the withdrawal.
+//   - Labels and annotations that others set on a summary stay, except the pause annotation: the profile determines it.
 //   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. It finds
 //     them by their names: match.SummaryName, or match.DistinctSummaryName if another profile has the first name.
 //

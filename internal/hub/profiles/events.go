@@ -67,18 +67,18 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
-			if !canAffectProfiles(before, after) {
+			if !isRelevantUpdate(before, after) {
 				return
 			}
 			delay := time.Duration(0)
-			// The key is empty if no agent can have written the update.
+			// The key identifies the agent of the cluster. It is empty if the agent cannot have written the update.
 			if key := ratelimit.ByAgentOfCluster(e.ObjectOld, e.ObjectNew); key != "" {
-				delay = r.agentLimiter.Delay(key)
+				delay = r.agentLimiter.Delay(key) // this counts the event
 			}
-			r.enqueueProfiles(ctx, queue, after.Namespace, delay, func(s match.Selection) bool { return isAffected(s, before, after) })
+			r.enqueueProfiles(ctx, queue, after.Namespace, delay, func(s match.Selection) bool { return affectsProfile(s, before, after) })
 		},
-		// Selects excludes deleting members, so Deleting is reset to find the profiles that selected the cluster. Update
-		// events have enqueued those that selected an earlier state.
+		// Selects excludes deleting members, so Deleting is reset to find the profiles that selected the cluster. Profiles
+		// that selected the cluster only before an update were enqueued by the event of that update.
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
 			member.Deleting = false
@@ -87,25 +87,26 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 	}
 }
 
-// canAffectProfiles returns whether an update of a cluster can affect any profile. Most updates are reports of agents,
+// isRelevantUpdate returns whether an update of a cluster can affect any profile. Most updates are reports of agents,
 // which cannot.
-func canAffectProfiles(before, after fleet.Member) bool {
-	return affectsSummary(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
+func isRelevantUpdate(before, after fleet.Member) bool {
+	return changesSummary(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
 }
 
-// isAffected returns whether an update of a cluster can change the members of a profile, or how the member's summary is
-// written. Labels that the selection does not read change nothing.
-func isAffected(s match.Selection, before, after fleet.Member) bool {
+// affectsProfile returns whether an update of a cluster can change the members of a profile, or the member's summary.
+// Labels that the selection does not read change nothing.
+func affectsProfile(s match.Selection, before, after fleet.Member) bool {
 	if s.Selects(before) != s.Selects(after) {
 		return true
 	}
-	return s.Selects(after) && affectsSummary(before, after)
+	return s.Selects(after) && changesSummary(before, after)
 }
 
-// affectsSummary returns whether an update of a selected cluster can affect its summary. Ready decides whether it has
-// one (match). HasFinalizer and Refused decide whether a new summary gets the finalizer (isDeliveredAtOnce). Refused
-// also decides whether its creation is retried while its namespace is missing (createNamed).
-func affectsSummary(before, after fleet.Member) bool {
+// changesSummary returns whether an update of a selected cluster can change its summary. Ready decides whether it has
+// one (match). Ready, Refused and HasFinalizer, the finalizer of the cluster object, decide whether a new summary gets
+// the finalizer (isDeliveredAtOnce). Down and Paused do too, but cause no reconcile: package summaries adds a missing
+// finalizer. Refused also decides whether the creation is retried while the namespace is missing (createNamed).
+func changesSummary(before, after fleet.Member) bool {
 	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused
 }
 
@@ -193,7 +194,7 @@ func (c *profileTimes) record(profile types.NamespacedName, now time.Time) {
 	c.last[profile] = now
 }
 
-// delay returns the time until interval has passed since the time of a profile, 0 if it has passed.
+// delay returns the rest of the interval that began at the recorded time of a profile, at least 0.
 func (c *profileTimes) delay(profile types.NamespacedName, now time.Time, interval time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -65,7 +65,7 @@ func (k kind) isCreatedFor(summary *configv1beta1.ClusterSummary, profile string
 }
 
 // isOwnedByName returns whether the controller of summary is a profile of the kind with this name and any UID. Users
-// can set the owner reference, see summaries.ProfileOf.
+// can set the owner reference, so the result does not prove that Towline created the summary (summaries.ProfileOf).
 func (k kind) isOwnedByName(summary *configv1beta1.ClusterSummary, profile string) bool {
 	owner := summaries.ProfileOf(summary)
 	return owner != nil && owner.Kind == k.name && owner.Name == profile

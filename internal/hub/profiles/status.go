@@ -24,15 +24,12 @@ func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome
 	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Terminal:
 		updated.SuspensionReason = outcome.Message()
 	case s.matched:
-		// If waitForUncreated failed for a missing namespace, it has not returned this reason.
+		// A failed step, for example retryIfNotCreated for a missing namespace, has not returned terminatingReason.
 		updated.SuspensionReason = cmp.Or(s.unsupported, r.terminatingReason(s))
 	}
 	updated.ReconciliationSuspended = updated.SuspensionReason != ""
 	if s.matched {
 		updated.MatchingClusters = match.Refs(s.members)
-		if len(updated.MatchingClusters) == 0 {
-			updated.MatchingClusters = nil
-		}
 	}
 	return updated
 }

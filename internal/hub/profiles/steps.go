@@ -41,7 +41,7 @@ type state struct {
 	// summaries has the summaries of the profile by member.
 	summaries map[fleet.ID]*configv1beta1.ClusterSummary
 	// members has the members that must have a summary. It is valid if matched is true. pullMembers is the number of pull
-	// members in it.
+	// members in it, for match.PullMembersAnnotation.
 	members     []fleet.Member
 	matched     bool
 	pullMembers int
@@ -75,7 +75,8 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 }
 
 // load reads the summaries that the profile owns. Their owner and spec identify them, not their names. They are from
-// the cache and must not be changed.
+// the cache and must not be changed. Only a user can create a second summary for a member: then one of both is ignored
+// until the other one is deleted.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
 	owner := summaries.ProfileIndexKey(r.kind.name, s.profile.GetNamespace(), s.profile.GetUID())
@@ -211,8 +212,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 	}
 	err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The registration creates the namespace, but never for a refused member. waitForUncreated returns the error after
-		// the other members are handled.
+		// The hub creates the namespace of a Cluster later, but never for a refused one. The namespace of a SveltosCluster
+		// exists, but may be terminating. retryIfNotCreated returns the error after the other members are handled.
 		if m.Refused == "" {
 			s.mu.Lock()
 			s.withoutNamespace++
@@ -230,7 +231,7 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 // isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Such a summary is created with
 // the finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery,
 // so that a summary without a delivery can be deleted while its member is unreachable. For OneTime it is false, because
-// mayBeDelivered takes the finalizer as a sign of a delivery.
+// mayHaveBeenDelivered takes the finalizer as a sign of a delivery. m.HasFinalizer is about the cluster object.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.unsupported == "" &&
 		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
@@ -268,6 +269,7 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	setCopied(result.Annotations, annotationCopiedLabels, labels)
 	setCopied(result.Annotations, annotationCopiedAnnotations, annotations)
 	delete(result.Annotations, libv1beta1.ProfilePausedAnnotation)
+	// Package summaries decides by this number where the content for pull members is stored.
 	result.Annotations[match.PullMembersAnnotation] = strconv.Itoa(s.pullMembers)
 	result.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
 	result.Spec.ClusterNamespace, result.Spec.ClusterName, result.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
@@ -311,12 +313,13 @@ func merged(parts ...map[string]string) map[string]string {
 	return all
 }
 
-// specFor returns the spec for a summary: the spec of the profile, or, for a provisioned OneTime summary, its existing
-// spec with the fields of the profile that determine its matching and withdrawal. The existing spec is kept only if the
-// owner reference names the profile. The result shares memory with the profile and existing.
+// specFor returns the spec for a summary. A OneTime summary that was delivered keeps its spec, except for the fields
+// that determine its matching and withdrawal. All other summaries get the spec of the profile. A summary whose owner
+// reference does not name the profile gets it too: its spec may be from another client. The result shares memory with
+// the profile and existing.
 func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
 	spec := *s.spec
-	wasDelivered := isProvisioned(existing) || mayBeDelivered(existing)
+	wasDelivered := isProvisioned(existing) || mayHaveBeenDelivered(existing)
 	if spec.SyncMode != configv1beta1.SyncModeOneTime || !wasDelivered || !r.kind.isOwnedByName(existing, s.profile.GetName()) {
 		return spec
 	}
@@ -328,9 +331,9 @@ func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) c
 	return kept
 }
 
-// mayBeDelivered returns whether a OneTime summary has the finalizer, but no status: its status is not written yet, or
-// was lost in a restore. It may have been delivered, so its spec stays until its status is reported.
-func mayBeDelivered(summary *configv1beta1.ClusterSummary) bool {
+// mayHaveBeenDelivered returns whether a OneTime summary has the finalizer, but no status: its status is not written
+// yet, or was lost in a restore. Its spec stays until its status is reported.
+func mayHaveBeenDelivered(summary *configv1beta1.ClusterSummary) bool {
 	isOneTime := summary.Spec.ClusterProfileSpec.SyncMode == configv1beta1.SyncModeOneTime
 	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
@@ -352,7 +355,7 @@ func isProvisioned(summary *configv1beta1.ClusterSummary) bool {
 
 // update writes changed if it differs from existing. It copies changed, which can share memory with the cache.
 func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta1.ClusterSummary) error {
-	// A change of PullMembersAnnotation alone does not justify a write to every summary.
+	// A change of PullMembersAnnotation alone does not justify a write to every summary: it may be outdated.
 	withSameCount := *changed
 	if count, ok := existing.Annotations[match.PullMembersAnnotation]; ok {
 		withSameCount.Annotations = merged(changed.Annotations, map[string]string{match.PullMembersAnnotation: count})
@@ -368,10 +371,10 @@ func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta
 	return nil
 }
 
-// waitForUncreated returns an error while the namespace of a summary is missing, so that the reconcile is retried with
+// retryIfNotCreated returns an error while the namespace of a summary is missing, so that the reconcile is retried with
 // backoff: there is no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a
 // phase.Wait with a delay, since the deletion triggers no reconcile if the summary has no owner reference.
-func (r *reconciler) waitForUncreated(_ context.Context, s *state) error {
+func (r *reconciler) retryIfNotCreated(_ context.Context, s *state) error {
 	if s.withoutNamespace > 0 {
 		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", s.withoutNamespace)
 	}

@@ -80,7 +80,8 @@ func (a agentObjects) isUnfinished() bool {
 	return a.role != nil && a.role.Annotations[unfinishedAnnotation] != ""
 }
 
-// existingObjectErrors returns a message for each existing object. Each of them prevents a new registration.
+// existingObjectErrors returns a message for each existing object. Each of them prevents a new registration. Each
+// message has the namespace of the agent, even if the Secret is in another one (secretKey).
 func (a agentObjects) existingObjectErrors() []string {
 	var problems []string
 	add := func(exists bool, name, kind string) {
@@ -161,15 +162,15 @@ func (g *registration) preflight(ctx context.Context) error {
 	return nil
 }
 
-// checkControlPlane returns an error if the unfinished registration with this Secret was with another control plane,
-// where its Cluster may have an agent.
+// checkControlPlane returns an error if the unfinished registration with this Secret was with another control plane.
+// The Cluster there may be in use, so this run must not take its objects.
 func (r Request) checkControlPlane(secret *corev1.Secret) error {
 	if secret == nil {
 		return nil
 	}
 	config, err := fleet.ParseKubeconfig(secret.Data[KubeconfigKey])
 	if err != nil {
-		return nil //nolint:nilerr // the other control plane deletes its unfinished Cluster after a time
+		return nil //nolint:nilerr // no agent can use it, and a control plane deletes the Cluster of an unfinished registration
 	}
 	if config.Host == "https://"+r.Endpoint {
 		return nil

@@ -52,7 +52,7 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 		Timeout: requestTimeout,
 	}
 	if err := ctx.Err(); err != nil {
-		return err // with requestCtx, the request would be sent after the interruption
+		return err // requestCtx outlasts ctx by gracePeriod
 	}
 	requestCtx, cancel := g.withGracePeriod(ctx)
 	defer cancel()
@@ -139,9 +139,10 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and ownsCluster. The agent of a new
-// registration has not started yet. If the Cluster has a Kubernetes version in its status, another agent has reported:
-// then ownsCluster stays false, so that rollBack keeps the Cluster.
+// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and ownsCluster. ownsCluster requires
+// that no agent has reported a Kubernetes version, and that the bootstrap-token annotation, which the hub sets at the
+// approval, names the token of this run. With usesExistingKubeconfig neither is checked. Without ownsCluster, rollBack
+// keeps the Cluster.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {

@@ -10,9 +10,9 @@
 //     the Cluster when it approves the request.
 //  3. awaitAccess waits until the agent's certificate gives access to its Cluster.
 //  4. applyObjects writes the ClusterRole, the Namespace, the Secret with the kubeconfig, the ServiceAccount and the
-//     ClusterRoleBinding. The ClusterRole reserves the namespace: each namespace has one name for it (AgentRole), so a
-//     second run finds it and stops. Its annotations are the uid of the run and the mark of an unfinished registration.
-//     It owns the other objects, so that its deletion deletes them.
+//     ClusterRoleBinding. The ClusterRole reserves the namespace. Its name is derived from the namespace (AgentRole),
+//     so a second run for the namespace finds it and stops. Its annotations are the uid of the run and the mark of an
+//     unfinished registration. It owns the other objects, so that its deletion deletes them.
 //  5. applyObject writes the Deployment, awaitReady waits until the agent runs and its Cluster is ready, and
 //     removeUnfinishedMark removes the annotation for the unfinished registration.
 //

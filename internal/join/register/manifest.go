@@ -55,8 +55,8 @@ const (
 	kubeconfigClusterName  = "karmada-apiserver"
 )
 
-// manifest has the inputs for the objects of one registration.
-type manifest struct {
+// manifestInput is the input for the objects of one registration.
+type manifestInput struct {
 	request Request
 	// attempt is the uid of this run.
 	attempt string
@@ -82,42 +82,43 @@ func encodeKubeconfig(cluster, endpoint string, ca, cert, key []byte) ([]byte, e
 	return out, nil
 }
 
-func (m manifest) namespace() *corev1.Namespace {
-	return &corev1.Namespace{ObjectMeta: m.objectMeta("", m.request.Namespace)}
+func (i manifestInput) namespace() *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: i.objectMeta("", i.request.Namespace)}
 }
 
 //go:embed agent.yaml
 var agentYAML string
 
-// objects returns the objects of agent.yaml, the ClusterRole first and the Deployment last.
-func (m manifest) objects() ([]*unstructured.Unstructured, error) {
+// objects returns the objects of agent.yaml, the ClusterRole first and the Deployment last. It replaces the labels in
+// agent.yaml by those of objectMeta, and adds the annotations of objectMeta to those in agent.yaml.
+func (i manifestInput) objects() ([]*unstructured.Unstructured, error) {
 	objects, err := join.RenderManifest(agentYAML, map[string]any{
-		"Namespace": m.request.Namespace, "Role": AgentRole(m.request.Namespace), "CSR": m.csr, "Kubeconfig": m.kubeconfig,
-		"Image": m.request.Image, "Replicas": m.request.Replicas, "Command": append([]string{"/bin/karmada-agent"}, m.arguments()...),
+		"Namespace": i.request.Namespace, "Role": AgentRole(i.request.Namespace), "CSR": i.csr, "Kubeconfig": i.kubeconfig,
+		"Image": i.request.Image, "Replicas": i.request.Replicas, "Command": append([]string{"/bin/karmada-agent"}, i.arguments()...),
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, obj := range objects {
-		meta := m.objectMeta("", "")
+		meta := i.objectMeta("", "")
 		maps.Copy(meta.Annotations, obj.GetAnnotations())
 		obj.SetLabels(meta.Labels)
 		obj.SetAnnotations(meta.Annotations)
 	}
-	objects[0].SetAnnotations(map[string]string{rollback.AttemptAnnotation: m.attempt, unfinishedAnnotation: "true"})
+	objects[0].SetAnnotations(map[string]string{rollback.AttemptAnnotation: i.attempt, unfinishedAnnotation: "true"})
 	return objects, nil
 }
 
 // arguments returns the command-line flags of the agent that have a value.
-func (m manifest) arguments() []string {
-	r := m.request
+func (i manifestInput) arguments() []string {
+	r := i.request
 	controllers := "*"
 	if !r.EnableCertRotation {
 		controllers = "*,-certRotation"
 	}
 	args := []string{secretFlag + r.Namespace + "/" + KubeconfigSecret, clusterFlag + r.ClusterName}
 	for _, given := range []struct{ flag, value string }{
-		{"--cluster-api-endpoint=", m.memberServer},
+		{"--cluster-api-endpoint=", i.memberServer},
 		{"--cluster-provider=", r.Provider},
 		{"--cluster-region=", r.Region},
 		{"--cluster-zones=", strings.Join(r.Zones, ",")},
@@ -137,10 +138,10 @@ func (m manifest) arguments() []string {
 	return args
 }
 
-// objectMeta returns the metadata of an object of this registration.
-func (m manifest) objectMeta(namespace, name string) metav1.ObjectMeta {
+// objectMeta returns metadata with the labels and annotations of all objects of this registration.
+func (i manifestInput) objectMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", RegistrationLabel: m.request.ClusterName},
-		Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
+		Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", RegistrationLabel: i.request.ClusterName},
+		Annotations: map[string]string{rollback.AttemptAnnotation: i.attempt},
 	}
 }

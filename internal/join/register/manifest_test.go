@@ -33,15 +33,15 @@ func TestManifestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
-			objects, err := m.objects()
+			input := manifestInput{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
+			objects, err := input.objects()
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, obj := range objects[1:] {
 				obj.SetOwnerReferences([]metav1.OwnerReference{{Name: "owner"}})
 			}
-			got := slices.Concat(way, encode(t, m.namespace(), objects[1], objects[0], objects[2], objects[3], objects[4]))
+			got := slices.Concat(way, encode(t, input.namespace(), objects[1], objects[0], objects[2], objects[3], objects[4]))
 			file := "testdata/" + name + ".yaml"
 			if *update {
 				if err := os.WriteFile(file, got, 0o644); err != nil {

@@ -27,8 +27,8 @@ type memberClient struct {
 	resources foreign.Resources
 }
 
-// newMemberClient returns a client whose reads are cancelled when ctx ends. Reads that start later, in a rollback, are
-// not cancelled, see kube.Interruptible.
+// newMemberClient returns a client for the cluster. The end of ctx cancels the reads in flight. Reads that begin after
+// it (a rollback) run normally, see kube.Interruptible.
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
 	config = kube.Interruptible(ctx, config)
 	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
@@ -50,9 +50,9 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return err == nil, nil
 }
 
-// findObjectBeingUninstalled returns "<kind> <key>" of the first of the agent's objects that an uninstallation is
-// deleting, or "", see join.FindUninstalling. The Namespace is the last.
-func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
+// findTerminatingObject returns "<kind> <key>" of the first of the agent's objects that is being deleted or that the
+// garbage collector will delete, or "", see join.FindUninstalling. The Namespace is the last.
+func (m memberClient) findTerminatingObject(ctx context.Context, namespace string) (string, error) {
 	role := &rbacv1.ClusterRole{}
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {
 		return "", err
@@ -69,7 +69,7 @@ func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace 
 
 // awaitUninstallation waits until no agent is being uninstalled from the namespace. It calls progress for each object.
 func (m memberClient) awaitUninstallation(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
-	find := func(ctx context.Context) (string, error) { return m.findObjectBeingUninstalled(ctx, namespace) }
+	find := func(ctx context.Context) (string, error) { return m.findTerminatingObject(ctx, namespace) }
 	return join.AwaitUninstallation(ctx, timeout, find, func(object string) {
 		progress("waiting for a former agent to be gone from the cluster: " + object)
 	})

@@ -37,7 +37,7 @@ const (
 )
 
 // memberCleanupTimeout limits a cleanup: the waits for the agent's pods and the garbage collector, and ten requests.
-const memberCleanupTimeout = podTerminationTimeout + 20*time.Second
+const memberCleanupTimeout = podTerminationTimeout + collectorTimeout + 10*time.Second
 
 // Register registers the cluster, starts its agent, and waits until the control plane reports the cluster as ready. If
 // it fails, or ctx ends, it rolls back its writes on both sides, and returns the first error. It completes a
@@ -122,16 +122,16 @@ func (g *registration) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the address of the cluster: %w", err)
 	}
-	m := manifest{
+	input := manifestInput{
 		request: g.request, attempt: g.writer.Attempt(), memberServer: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
 		csr: g.csr, kubeconfig: g.kubeconfig,
 	}
-	objects, err := m.objects()
+	objects, err := input.objects()
 	if err != nil {
 		return err
 	}
 	out(lineObjects)
-	if err := g.applyObjects(ctx, m.namespace(), objects); err != nil {
+	if err := g.applyObjects(ctx, input.namespace(), objects); err != nil {
 		return err
 	}
 	out(lineDeployment)
@@ -166,7 +166,7 @@ func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Names
 }
 
 // applyObject writes an object of the agent. In modeNewAgent, it returns an error if another client created the object
-// after preflight.
+// after preflight: Apply calls the function before it changes an existing object.
 func (g *registration) applyObject(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
 	live, _, err := g.writer.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if g.mode == modeNewAgent && !g.writer.IsLastWriter(live) {
@@ -198,7 +198,7 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	var err error
 	if g.mode == modeRenew {
 		g.request.Progress(lineRenewalFailed)
-		err = g.writer.RollBack(ctx)
+		err = g.writer.RollBack(ctx) // it ignores the end of ctx
 	} else {
 		g.request.Progress(lineFailed)
 		err = errors.Join(g.deleteCluster(ctx), g.cleanUpMember(ctx))

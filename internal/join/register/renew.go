@@ -20,8 +20,8 @@ import (
 func (g *registration) renewAgent(ctx context.Context) error {
 	g.request.Out(lineObjects)
 	key := g.existing.secretKey()
-	m := manifest{request: g.request, attempt: g.writer.Attempt()}
-	secret := &corev1.Secret{ObjectMeta: m.objectMeta(key.Namespace, key.Name), Data: map[string][]byte{KubeconfigKey: g.kubeconfig}}
+	input := manifestInput{request: g.request, attempt: g.writer.Attempt()}
+	secret := &corev1.Secret{ObjectMeta: input.objectMeta(key.Namespace, key.Name), Data: map[string][]byte{KubeconfigKey: g.kubeconfig}}
 	secret.Annotations[certificateAnnotation] = g.csr
 	if g.existing.secret != nil {
 		secret.OwnerReferences = g.existing.secret.OwnerReferences

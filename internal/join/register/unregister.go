@@ -79,6 +79,7 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	u := &unregistration{request: request, member: m}
 	waitCtx, cancel := context.WithTimeoutCause(ctx, request.Timeout, fmt.Errorf("it took longer than %s", request.Timeout))
 	defer cancel()
+	// deleteCluster also sets u.objects and u.request. In a dry run it only checks.
 	if err := withCause(waitCtx, u.deleteCluster(waitCtx)); err != nil || request.DryRun {
 		return err
 	}
@@ -86,7 +87,7 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	defer cancel()
 	c := cleanup{member: m, objects: u.objects, cluster: request.ClusterName, inventoryNamespace: u.request.ClusterNamespace, progress: request.Progress}
 	if u.objects.isEmpty() {
-		return nil
+		return nil // the cluster has no registration to clean up
 	}
 	if err := c.run(ctx); err != nil {
 		return withCause(ctx, err)
@@ -275,15 +276,15 @@ func (c cleanup) run(ctx context.Context) error {
 
 // delete deletes existing, but not an object that was created with its name since the read.
 func (c cleanup) delete(ctx context.Context, kind string, existing client.Object) error {
-	uid := existing.GetUID()
+	uid, key := existing.GetUID(), strings.TrimPrefix(client.ObjectKeyFromObject(existing).String(), "/")
 	err := c.member.Delete(ctx, existing.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid}, client.PropagationPolicy("Background"))
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("delete %s %s/%s on the cluster: %w", kind, existing.GetNamespace(), existing.GetName(), err)
+		return fmt.Errorf("delete %s %s on the cluster: %w", kind, key, err)
 	}
-	c.progress(fmt.Sprintf("Successfully delete %s (%s/%s) from the cluster.", kind, existing.GetNamespace(), existing.GetName()))
+	c.progress(fmt.Sprintf("Successfully delete %s (%s) from the cluster.", kind, key))
 	return nil
 }
 
@@ -327,7 +328,7 @@ func (c cleanup) deleteRole(ctx context.Context) error {
 		return err
 	}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, collectorTimeout, true, func(ctx context.Context) (bool, error) {
-		object, err := c.member.findObjectBeingUninstalled(ctx, c.objects.namespace)
+		object, err := c.member.findTerminatingObject(ctx, c.objects.namespace)
 		// If only the Namespace is left, the next Register waits for it.
 		return err == nil && (object == "" || strings.HasPrefix(object, "Namespace ")), nil
 	})
