@@ -86,7 +86,7 @@ func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallS
 	if !session.HasUninstallState(secret) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
 	}
-	if state := session.ReadUninstallState(ctx, secret, session.Fingerprint(secret)); state != nil {
+	if state := session.ParseUninstallState(ctx, secret, session.HashCredential(secret)); state != nil {
 		return state, nil
 	}
 	return nil, u.rollBack(ctx)
@@ -112,7 +112,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 		if err != nil {
 			return err
 		}
-		state.CredentialHash = session.Fingerprint(secret)
+		state.CredentialHash = session.HashCredential(secret)
 		return u.WriteUninstallState(ctx, u.secretObject(), state, map[string]any{
 			"resourceVersion": secret.ResourceVersion, "ownerReferences": u.WithOwner(secret.OwnerReferences, owner),
 		})

@@ -107,7 +107,7 @@ func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallS
 	if err != nil {
 		return nil, err
 	}
-	if state := session.ReadUninstallState(ctx, object, credential); state != nil {
+	if state := session.ParseUninstallState(ctx, object, credential); state != nil {
 		return state, nil
 	}
 	return nil, u.rollBack(ctx)

@@ -19,7 +19,7 @@ const LogInterval = 5 * time.Minute
 type AuthErrorLog struct {
 	// Clock gives the current time.
 	Clock clock.PassiveClock
-	// Message is the log message. Default: the hub rejects the credential.
+	// Message is the log message. Default: a message that the hub refuses the credential.
 	Message string
 	// Repair is the command that repairs the credential.
 	Repair string
@@ -45,7 +45,8 @@ func (l *AuthErrorLog) logIfRejected(logger logr.Logger, err error) bool {
 	defer l.mu.Unlock()
 	if now := l.Clock.Now(); l.lastLogged.IsZero() || now.Sub(l.lastLogged) >= LogInterval {
 		l.lastLogged = now
-		// The error is logged as a value, since the filtered log omits lines whose error is a rejection.
+		// The error is a value and not the error of the line: logger may be a filteredSink, which would pass a line with
+		// this error to logIfRejected again, while mu is locked.
 		message := cmp.Or(l.Message, "the hub refuses the agent's credential; deployed objects stay, and drift is corrected")
 		logger.Error(nil, message, "repair", l.Repair, "reason", err.Error())
 	}

@@ -13,7 +13,7 @@ const (
 	// minRetryDelay is the delay after the first failure of a BackoffLoop.
 	minRetryDelay = time.Second
 	// MaxRetryDelay is the maximum delay between attempts to reach the hub. Up to three loops are nested, such as the
-	// loops of the connection and of its watches. So every agent retries within 30 s after an outage of the hub.
+	// loops of the connection and of its watches. Their delays add up to 30 s at most.
 	MaxRetryDelay = 10 * time.Second
 	// stableTime is the time after which an attempt counts as a success and resets the delay. It is longer than the
 	// timeout of a request.

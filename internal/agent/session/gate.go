@@ -58,7 +58,8 @@ func (g *Gate) WaitOpen(ctx context.Context) (hasWaited, ok bool) {
 	}
 }
 
-// RunWhileOpen runs work each time the gate opens, until ctx ends. The context of work ends when the gate closes.
+// RunWhileOpen runs work each time the gate opens, until ctx ends. The context of work ends when the gate closes. work
+// must run until its context ends: if it returns earlier, it is called again at once.
 func (g *Gate) RunWhileOpen(ctx context.Context, work func(context.Context)) {
 	for {
 		if _, ok := g.WaitOpen(ctx); !ok {

@@ -2,15 +2,11 @@ package session
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,6 +41,7 @@ func (o ObjectRef) String() string {
 
 // OwnerClient sets owner references of an agent's objects, so that the garbage collector deletes them with their owner.
 // The agent cannot delete them one by one: they include its own permissions and its Deployment.
+// Create it with NewOwnerClient.
 type OwnerClient struct {
 	Metadata metadata.Interface
 	// Kind and Name identify the owner, regardless of its UID.
@@ -92,7 +89,7 @@ func (c *OwnerClient) Get(ctx context.Context, o ObjectRef) (*metav1.PartialObje
 	return c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
 }
 
-// Delete deletes o if it has that UID, and its dependents in the background. A missing object is not an error.
+// Delete deletes o, and its dependents in the background. A missing object is not an error, another UID is a Conflict.
 func (c *OwnerClient) Delete(ctx context.Context, o ObjectRef, uid types.UID) error {
 	err := c.resource(o).Delete(ctx, o.Name, metav1.DeleteOptions{
 		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: metav1.NewUIDPreconditions(string(uid)),
@@ -150,14 +147,4 @@ func (c *OwnerClient) ReasonToKeepNamespace(ctx context.Context, namespace strin
 			return o.Namespace == namespace && o.Name == item.Name && o.Resource.GroupResource() == resource.GroupResource()
 		})
 	})
-}
-
-// Fingerprint returns a hash of the data of a Secret.
-func Fingerprint(secret *corev1.Secret) string {
-	hash := sha256.New()
-	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
-		_, _ = fmt.Fprintf(hash, "%s %d ", key, len(secret.Data[key])) // a hash never returns an error
-		hash.Write(secret.Data[key])
-	}
-	return hex.EncodeToString(hash.Sum(nil))
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// The timeout of a Watchdog is the longer one of watchdogTimeout, which is enough for several slow requests, and
-// missedHeartbeats intervals. The agent must be restarted if its loop does not call Reset for this time.
+// The agent must be restarted if its loop does not call Watchdog.Reset for missedHeartbeats intervals, but not before
+// minWatchdogTimeout, which is enough for several slow requests.
 const (
-	watchdogTimeout  = 5 * time.Minute
-	missedHeartbeats = 5
+	minWatchdogTimeout = 5 * time.Minute
+	missedHeartbeats   = 5
 )
 
 // Probes serves health and metrics until ctx ends.
@@ -48,7 +48,7 @@ type Watchdog struct {
 
 // NewWatchdog returns a Watchdog that was reset just now. heartbeat is the interval of the heartbeats.
 func NewWatchdog(clock clock.PassiveClock, heartbeat time.Duration) *Watchdog {
-	w := &Watchdog{clock: clock, timeout: max(watchdogTimeout, missedHeartbeats*heartbeat)}
+	w := &Watchdog{clock: clock, timeout: max(minWatchdogTimeout, missedHeartbeats*heartbeat)}
 	w.Reset()
 	return w
 }

@@ -2,11 +2,16 @@ package session
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,8 +24,8 @@ const (
 	// uninstallAnnotation is set on the state object of an agent once an uninstallation is prepared. Its value is an
 	// UninstallState.
 	uninstallAnnotation = "towline.dev/departing"
-	// answerTimeout is how long an uninstallation waits for a hub that does not accept the answer. Without the answer
-	// the hub would wait for the agent.
+	// answerTimeout is how long an uninstallation waits for a hub that does not accept the answer. Until it has the
+	// answer, the hub waits for the agent.
 	answerTimeout = 10 * time.Minute
 )
 
@@ -35,8 +40,8 @@ var (
 type UninstallState struct {
 	// ClusterUID is the UID of the cluster object whose removal was requested.
 	ClusterUID types.UID `json:"cluster"`
-	// CredentialHash is a hash of the credential at that time. Another credential belongs to a later registration, which
-	// must stay.
+	// CredentialHash is the HashCredential of the credential at that time. Another credential belongs to a later
+	// registration, which must stay.
 	CredentialHash string `json:"credential"`
 	// Since is the time of the request.
 	Since time.Time `json:"since"`
@@ -54,18 +59,19 @@ func HasUninstallState(object client.Object) bool {
 	return found
 }
 
-// ReadUninstallState returns the state in a state object. It returns nil if the state has another hash of a credential.
-// The caller must roll that uninstallation back.
-func ReadUninstallState(ctx context.Context, object client.Object, credentialHash string) *UninstallState {
+// ParseUninstallState returns the state in a state object for which HasUninstallState is true. It returns nil if the
+// state is invalid or has another hash of a credential. The caller must roll that uninstallation back.
+func ParseUninstallState(ctx context.Context, object client.Object, credentialHash string) *UninstallState {
 	state := &UninstallState{}
 	if json.Unmarshal([]byte(object.GetAnnotations()[uninstallAnnotation]), state) == nil && state.CredentialHash == credentialHash {
 		return state
 	}
-	log.FromContext(ctx).Info("the cluster was registered again during the uninstallation of its agent; keeping the agent")
+	log.FromContext(ctx).Info("the recorded uninstallation is invalid or of an earlier registration; keeping the agent")
 	return nil
 }
 
-// WriteUninstallState writes state to the annotations of o, together with other fields of its metadata.
+// WriteUninstallState writes state to the annotations of o, together with fields of its metadata. It replaces the
+// annotations in fields, which must not be nil.
 func (c *OwnerClient) WriteUninstallState(ctx context.Context, o ObjectRef, state *UninstallState, fields map[string]any) error {
 	value, err := json.Marshal(state)
 	if err != nil {
@@ -102,4 +108,14 @@ func (u Uninstallation) Finish(ctx context.Context, state *UninstallState) error
 		log.FromContext(ctx).Info("uninstalling the agent although the hub did not accept the answer", "reason", err.Error())
 	}
 	return u.Remove(ctx)
+}
+
+// HashCredential returns a hash of the data of the Secret with the agent's credential, for UninstallState.
+func HashCredential(secret *corev1.Secret) string {
+	hash := sha256.New()
+	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
+		_, _ = fmt.Fprintf(hash, "%s %d ", key, len(secret.Data[key])) // a hash never returns an error
+		hash.Write(secret.Data[key])
+	}
+	return hex.EncodeToString(hash.Sum(nil))
 }

@@ -11,7 +11,7 @@ func TestWatchdogDetectsStuckLoop(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	w := NewWatchdog(clock, time.Second)
-	clock.Step(watchdogTimeout)
+	clock.Step(minWatchdogTimeout)
 	if err := w.Check(); err != nil {
 		t.Errorf("at the limit: %v", err)
 	}

@@ -37,7 +37,8 @@ type Source interface {
 // Engine is the part of *engine.Engine that a Worker uses.
 type Engine interface {
 	deliver.Engine
-	// CompareRenderings changes nothing. If the report has Outdated releases, the caller must not call Converge.
+	// CompareRenderings compares the revisions that the releases of b are rendered for with the release records on the
+	// member. It changes nothing. If the report has Outdated releases, the caller must not call Converge.
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// RecordedDigest reads the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
@@ -75,7 +76,8 @@ type Worker struct {
 }
 
 // Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. It
-// returns nil for a failure that the Engine itself retries, or after which only another bundle can succeed.
+// reports a failure and returns nil if the Engine itself retries it (Engine.Failure), or if only another bundle can
+// succeed (bundle.TerminalError).
 func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 	hasWaited, ok := w.Gate.WaitOpen(ctx)
 	if !ok {
@@ -157,8 +159,8 @@ var errStartNotReported = errors.New("the start is not reported")
 // startReportDelay. It fails with deliver.ErrReplaced or errStartNotReported if nothing was applied.
 func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bundle) (bundle.Report, error) {
 	if slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil }) {
-		// After the report the hub keeps this rendering, so that the agent can continue with it after a restart. Without the
-		// report the hub may replace the rendering, so no revision may begin.
+		// After the report the hub keeps this rendering, so that the agent can continue with it after a restart. Without it
+		// the hub could replace the rendering in the middle of a revision.
 		if err := w.Source.ReportStart(ctx, d); err != nil {
 			return bundle.Report{}, fmt.Errorf("%w: %w", errStartNotReported, err)
 		}
@@ -182,13 +184,14 @@ func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bund
 }
 
 // reportIfDeployed reports the state in the inventory if the member has the bundle of d already, so that no content is
-// transferred. If the bundle is not completely applied, the Engine itself completes it and then wakes the delivery.
+// transferred. If the bundle is not completely applied, the Engine itself completes it and then wakes the delivery. It
+// also reports a failure that must not be repeated.
 func (w *Worker) reportIfDeployed(ctx context.Context, d deliver.Delivery) (isReported bool, err error) {
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
 	}
 	if w.isNewBundle(d) {
-		return false, nil // Converge reads the inventory
+		return false, nil // no need to read the inventory here: Converge reads it
 	}
 	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
 	if err != nil {
