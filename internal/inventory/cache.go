@@ -150,8 +150,7 @@ func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 }
 
 // removeObjects removes the tracked objects of a former record from byObject, unless next tracks them too. The caller
-// must have called addObjects for next. Then kinds counts an object of both records twice, so removeObjects subtracts
-// all objects of former.
+// must have called addObjects for next: kinds is reduced for each object of former, also if next has the object.
 func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
 	for ref := range former.tracked() {
 		isTracked := false

@@ -8,9 +8,9 @@
 // The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
 // Delete after a withdrawal. Package drift calls List once, and then reads the cached records, by their indexes.
 //
-// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards share one
-// OwnerScope there. Partitions divide the records of that scope: each partition has the records for one of these
-// clusters. A Store caches a partition only between Serve and StopServing.
+// With deploymentType Local, the processes of a hub (shards) apply content for other clusters to the cluster of the
+// hub. The records of this content have one OwnerScope. Each partition has the records for one of these clusters. A
+// Store caches a partition only between Serve and StopServing.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
 // the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and

@@ -31,15 +31,15 @@ const (
 // all other methods.
 func (s *Store) LimitMemory(memory *kube.Reservation) { s.memory = memory }
 
-// ReserveLists returns a new Reservation for lists of objects of the member, nil if the memory is not limited. All
-// concurrent lists must share it. The caller must close it after the last one.
+// ReserveLists returns a new Reservation for lists of objects of the member, nil if the memory is not limited. The
+// caller must share it between all concurrent lists, and close it after the last list.
 func (s *Store) ReserveLists() *kube.Reservation { return s.memory.ForLists() }
 
 // memoryOfEntries returns the memory of the entries of rec without their texts.
 func memoryOfEntries(rec *Record) int64 { return entryMemory * int64(len(rec.Entries)) }
 
-// reserveMemory reserves the memory of the cached records and of rec. Resize sets the total, so concurrent reads do not
-// add up: only one of their records is counted.
+// reserveMemory reserves the memory of the cached records and of rec. Concurrent reads are
+// undercounted: each sets the total to the memory of the cache and of its own record.
 func (s *Store) reserveMemory(ctx context.Context, rec *Record) error {
 	s.cache.mu.Lock()
 	memory := s.cache.memory + rec.memory

@@ -61,7 +61,8 @@ func (s *Store) partitionOf(id bundle.ID) (served *servedPartition, ok bool) {
 // is called. The error wraps ErrNotServed if the partition is not assigned to this process.
 func (s *Store) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	served, isNew := s.addPartition(partition)
-	// The partition is added before the check. If it moves to another shard after the check, StopServing then finds it.
+	// The partition is added before the check, so that a call of StopServing after the check finds it: the partition may
+	// move to another shard then.
 	isAssigned, err := s.partitions.IsAssigned(ctx, partition)
 	if err != nil {
 		if isNew {

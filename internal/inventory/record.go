@@ -22,8 +22,8 @@ type Record struct {
 	entryData storedValue // Entries as they are stored
 	// version is the resourceVersion of the head Secret, "" if there is none.
 	version string
-	// memory is an estimate of the memory of Head and Entries in bytes. A save sets it to memoryOfEntries, without the
-	// head and the texts of the entries. The next read that decodes the record sets it to the full estimate.
+	// memory is an estimate of the memory of Head and Entries in bytes. After a save it is too low, since it is
+	// memoryOfEntries, until the record is decoded again.
 	memory int64
 	// isIncomplete is true for a record that exists but could not be read: it has only the ID and the version.
 	isIncomplete bool
@@ -98,8 +98,8 @@ func (r *Record) Exists() bool { return r.version != "" }
 // HasContent returns whether the record names the content of its bundle.
 func (r *Record) HasContent() bool { return !r.content.isEmpty() }
 
-// WithoutContent returns a copy of r without content and digest, for a record with missing chunks. If the caller passes
-// the copy to Save as prior, and content too, Save writes all chunks again, and deletes unused ones.
+// WithoutContent returns a copy of r without content and digest, for a record with missing chunks. The caller passes
+// the copy to Save as prior, with new content. Save then also deletes unused chunks.
 func (r *Record) WithoutContent() *Record {
 	next := r.Edit()
 	next.Digest, next.content, next.mayHaveUnusedChunks = nil, storedValue{}, true

@@ -60,8 +60,8 @@ type ReleaseState struct {
 	Abandoned []HookRun `json:"abandoned,omitempty"`
 	// Attempt identifies the operation. It is part of the annotation of its hooks.
 	Attempt string `json:"attempt,omitempty"`
-	// Message is the reason of the last failure, and Failures the number of consecutive failures. Options.RecoverAfter
-	// uninstalls the release after so many failures. FailuresAtUninstall is the value of Failures when it last did so.
+	// Message is the reason of the last failure, and Failures the number of consecutive failures. After
+	// Options.RecoverAfter failures the engine uninstalls the release; FailuresAtUninstall is Failures at that time.
 	Message             string `json:"message,omitempty"`
 	Failures            int    `json:"failures,omitempty"`
 	FailuresAtUninstall int    `json:"recovered,omitempty"`
@@ -152,9 +152,9 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle. If a waiting release must be rendered again, it returns all
-// waiting releases with Inputs, since the hub renders them together, else nil. Revision is 0 for a release that need
-// not be rendered again.
+// outdatedReleases returns Report.Outdated of the bundle: nil unless a waiting release must be rendered again,
+// otherwise all waiting releases with Inputs, since the hub renders them together. Revision is 0 for a release that
+// need not be rendered again.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil

@@ -25,18 +25,23 @@
 //   - matching cluster: a selected cluster for which one of these holds: it is ready, it has a summary, or clusterRefs
 //     names it. Each matching cluster gets a summary.
 //   - refused: a member with a name, a namespace or a field that Towline does not support (fleet.Member.Refused).
-//   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
+//   - earlier profile: a profile object with the same kind and name and another UID: it was deleted, or the hub was
+//     restored from a backup.
 //   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //
 // Invariants:
 //
-//   - A summary is identified by its owner reference and its spec, not by its name or its labels. Only a summary of an
-//     earlier profile is found by its name, and by its label if the owner reference was lost (kind.isCreatedFor).
+//   - Normally the owner reference and the spec identify a summary, and not its name or its labels. Exception: a
+// summary
+//     of an earlier profile is found by its name. Then its owner, or its label if it has no owner, must name the
+// profile
+//     (kind.isCreatedFor).
 //   - Before a summary is deleted, stopMatchingBehavior is updated from the profile, and the pause annotation is
 //     deleted: both affect the withdrawal.
 //   - Labels and annotations that others set on a summary stay, except the pause annotation: the profile determines it.
 //   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. It finds
-//     them by their names: match.SummaryName, or match.DistinctSummaryName if another profile has the first name.
+//     them by their names: match.SummaryName, or match.DistinctSummaryName if the summary of another profile
+//     has the first name.
 //
 // Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles

@@ -23,9 +23,9 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// gatherInterval is the minimum time between a change of a profile's matching clusters and the next reconcile by a
-// cluster event. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that
-// join at the same time.
+// gatherInterval is a delay of cluster events: after a reconcile has written a change of a profile's matching clusters,
+// they reconcile the profile only after this time. Each reconcile writes the list of all matching clusters, so one
+// reconcile handles many clusters that join at the same time.
 const gatherInterval = time.Second
 
 // summaryGatherInterval is the minimum time between a reconcile of a profile and the next reconcile by a summary event.

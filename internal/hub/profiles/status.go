@@ -16,15 +16,15 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// statusOf returns the status of a profile after a reconcile: the suspension and the matching clusters. It keeps the
-// values of old if the reconcile failed before it determined them.
+// statusOf returns the status of a profile after a reconcile: the suspension and the matching clusters. If the step
+// match did not run, the matching clusters of old stay, and after a retriable error also its suspension.
 func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
 	updated := *old.DeepCopy()
 	switch {
 	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Terminal:
 		updated.SuspensionReason = outcome.Message()
 	case s.matched:
-		// A failed step, for example retryIfNotCreated for a missing namespace, has not returned terminatingReason.
+		// After a retriable error the outcome has no reason for a suspension, so it is computed here.
 		updated.SuspensionReason = cmp.Or(s.unsupported, r.terminatingReason(s))
 	}
 	updated.ReconciliationSuspended = updated.SuspensionReason != ""

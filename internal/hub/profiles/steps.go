@@ -212,8 +212,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 	}
 	err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The hub creates the namespace of a Cluster later, but never for a refused one. The namespace of a SveltosCluster
-		// exists, but may be terminating. retryIfNotCreated returns the error after the other members are handled.
+		// The hub creates the namespace of a Cluster later, but never for a refused Cluster. The namespace of a
+		// SveltosCluster exists, but may be terminating. retryIfNotCreated returns an error after all other members.
 		if m.Refused == "" {
 			s.mu.Lock()
 			s.withoutNamespace++
@@ -314,9 +314,9 @@ func merged(parts ...map[string]string) map[string]string {
 }
 
 // specFor returns the spec for a summary. A OneTime summary that was delivered keeps its spec, except for the fields
-// that determine its matching and withdrawal. All other summaries get the spec of the profile. A summary whose owner
-// reference does not name the profile gets it too: its spec may be from another client. The result shares memory with
-// the profile and existing.
+// that determine its matching and withdrawal. All other summaries get the spec of the profile. This
+// includes a OneTime summary whose owner reference does not name the profile: another client may have written its spec.
+// The result shares memory with the profile and existing.
 func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
 	spec := *s.spec
 	wasDelivered := isProvisioned(existing) || mayHaveBeenDelivered(existing)

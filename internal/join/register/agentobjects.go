@@ -170,7 +170,7 @@ func (r Request) checkControlPlane(secret *corev1.Secret) error {
 	}
 	config, err := fleet.ParseKubeconfig(secret.Data[KubeconfigKey])
 	if err != nil {
-		return nil //nolint:nilerr // no agent can use it, and a control plane deletes the Cluster of an unfinished registration
+		return nil //nolint:nilerr // no agent runs with it, and its control plane deletes an unfinished Cluster
 	}
 	if config.Host == "https://"+r.Endpoint {
 		return nil

@@ -139,10 +139,13 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and ownsCluster. ownsCluster requires
-// that no agent has reported a Kubernetes version, and that the bootstrap-token annotation, which the hub sets at the
-// approval, names the token of this run. With usesExistingKubeconfig neither is checked. Without ownsCluster, rollBack
-// keeps the Cluster.
+// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster. It sets ownsCluster if one of these
+// is true:
+//   - usesExistingKubeconfig;
+//   - no agent has reported a Kubernetes version, and the hub has written the token of this run to the bootstrap-token
+//     annotation at the approval.
+//
+// Without ownsCluster, rollBack keeps the Cluster.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
