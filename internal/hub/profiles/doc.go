@@ -32,16 +32,14 @@
 // Invariants:
 //
 //   - Normally the owner reference and the spec identify a summary, and not its name or its labels. Exception: a
-// summary
-//     of an earlier profile is found by its name. Then its owner, or its label if it has no owner, must name the
-// profile
-//     (kind.isCreatedFor).
+//     summary of an earlier profile is found by its name. Then its owner, or its label if it has no owner, must name the
+//     profile (kind.isCreatedFor).
 //   - Before a summary is deleted, stopMatchingBehavior is updated from the profile, and the pause annotation is
 //     deleted: both affect the withdrawal.
 //   - Labels and annotations that others set on a summary stay, except the pause annotation: the profile determines it.
 //   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. It finds
-//     them by their names: match.SummaryName, or match.DistinctSummaryName if the summary of another profile
-//     has the first name.
+//     them by their names: match.SummaryName, or match.DistinctSummaryName if the summary of another profile has the
+//     first name.
 //
 // Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles
