@@ -32,8 +32,8 @@
 // Invariants:
 //
 //   - Normally the owner reference and the spec identify a summary, and not its name or its labels. Exception: a
-//     summary of an earlier profile is found by its name. Then its owner, or its label if it has no owner, must name the
-//     profile (kind.isCreatedFor).
+//     summary of an earlier profile is found by its name. Then its owner, or its label if it has no owner, must name
+//     the profile (kind.isCreatedFor).
 //   - Before a summary is deleted, stopMatchingBehavior is updated from the profile, and the pause annotation is
 //     deleted: both affect the withdrawal.
 //   - Labels and annotations that others set on a summary stay, except the pause annotation: the profile determines it.
