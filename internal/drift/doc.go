@@ -43,7 +43,7 @@
 //     process polls it.
 //   - In a failed bundle only the drifted objects are corrected. That neither restarts the failed run nor changes the
 //     time of its retry.
-//   - Every 10 minutes all objects are compared, independent of the watches. Those of unfinished bundles wait for the
+//   - Every 10 minutes all objects are compared, independent of the watches. Objects of unfinished bundles wait for the
 //     retry.
 //   - A hub does not trust its members: the lists of one member together have a maximum number of objects. A list that
 //     exceeds it fails, and is read again later. The watched kinds have a maximum number, too: the objects of further

@@ -49,7 +49,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		KeepAddons: hasDeregisterOption(c, kube.DeregisterKeep),
 		Forced:     hasDeregisterOption(c, kube.DeregisterForce),
 		Abandoned:  hasDeregisterOption(c, kube.DeregisterAbandon),
-		// Until the Cluster has the ID of the hub, the hub could not distinguish its objects from those of other hubs.
+		// Without the ID of the hub on the Cluster, the hub cannot distinguish its objects from objects of other hubs.
 		HasFinalizer:        slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:               c.Annotations[libv1beta1.ShardAnnotation],
 		CacheMayLackObjects: cacheMayLackObjects(c),

@@ -308,13 +308,13 @@ func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
 	_, hubClient := hub(t)
 	for name, test := range map[string]struct {
 		second bool   // of the second cluster, which has a derived namespace
-		says   string // the changed value of the annotation
+		value  string // the changed value of the annotation
 	}{
 		"lost":                      {second: true},
-		"changed to the own one":    {second: true, says: "own"},
-		"nonsense":                  {second: true, says: "kube-system"},
-		"own: changed to a derived": {says: "derived"},
-		"own: nonsense":             {says: "kube-system"},
+		"changed to the own one":    {second: true, value: "own"},
+		"nonsense":                  {second: true, value: "kube-system"},
+		"own: changed to a derived": {value: "derived"},
+		"own: nonsense":             {value: "kube-system"},
 	} {
 		for name, restore := range map[string]func(*libv1beta1.SveltosCluster) error{
 			name + ", established again": func(c *libv1beta1.SveltosCluster) error {
@@ -339,7 +339,7 @@ func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
 					}
 				}
 				names := strings.NewReplacer("own", namespace, "derived", fleet.DerivedNamespace(namespace, cluster.Name))
-				annotateDelivery(t, hubClient, cluster, names.Replace(test.says))
+				annotateDelivery(t, hubClient, cluster, names.Replace(test.value))
 				if err := restore(cluster); err != nil {
 					t.Fatal(err)
 				}

@@ -50,8 +50,8 @@ func hidesCredentials(t *testing.T, err error, address string) {
 	fuzzing.HidesSecret(t, err, []byte(address), secretPassword)
 }
 
-// FuzzRemoteURL parses URLs of profiles. An accepted URL has no credentials, and each request goes to the host that its
-// message names.
+// FuzzRemoteURL parses URLs of profiles. An accepted URL has no credentials, and each request goes to the host in its
+// error message.
 func FuzzRemoteURL(f *testing.F) {
 	for _, address := range []string{
 		"https://example.com/a.yaml?x=1#y", "http://me:" + secretPassword + "@example.com/a", "git+https://example.com/repo.git?ref=v1&path=/apps//web", "git+ssh://git@example.com:22/repo?path=../a",

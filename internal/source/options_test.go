@@ -74,7 +74,7 @@ func TestPlainHTTPIsForRegistriesOnly(t *testing.T) {
 }
 
 // The options of a repository apply to every host that its index names, and to the provenance file beside the archive.
-// Without passCredentialsAll the login goes only to the repository's own scheme, host and port, and never after a
+// Without passCredentialsAll the login is sent only to the scheme, host and port of the repository, and never after a
 // redirect to another host.
 func TestPassCredentialsAll(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ import (
 
 const (
 	// definitions and others are the numbers of CustomResourceDefinitions and of other objects in the chart.
-	// definitionFields makes its rendering 5 MiB long, like that of Kyverno's chart.
+	// With definitionFields fields each, the chart renders to 5 MiB, as Kyverno's chart does.
 	definitions      = 20
 	others           = 40
 	definitionFields = 1500

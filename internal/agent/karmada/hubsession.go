@@ -335,7 +335,8 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *clusterv1alph
 	return nil
 }
 
-// countingEngine counts the attempts to apply Works in the metrics. The session.Worker counts those of bundles.
+// countingEngine counts the attempts to apply Works in the metrics. The session.Worker counts the attempts to apply
+// bundles.
 type countingEngine struct {
 	*engine.Engine
 	metrics *session.Metrics

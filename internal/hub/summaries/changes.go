@@ -40,9 +40,9 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 	return slices.ContainsFunc(spec.Patches, func(p libv1beta1.Patch) bool { return strings.Contains(p.Patch, "{{") })
 }
 
-// loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. The
-// order of patches is that of Sveltos: the patches of the spec, the patches from objects with the template annotation,
-// and the patches from other objects.
+// loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. As
+// in Sveltos, the patches have this order: the patches of the spec, the patches from objects with the template
+// annotation, and the patches from other objects.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.TemplateContext.RestrictedNamespace, Memory: r.TemplateContext.Memory}

@@ -29,7 +29,7 @@
 //
 // Terms:
 //   - cluster: the cluster that is registered. Its client is memberClient.
-//   - Cluster: the API object on the control plane. Messages say control plane, as Karmada does, and the code says hub.
+//   - Cluster: the API object on the control plane. Messages use Karmada's term, control plane; the code uses hub.
 //   - attempt: the uid of a run, see package rollback.
 //   - id: the uid of a cluster's kube-system namespace.
 //   - cleanup: the deletion of a registration from the cluster, by rollBack or Unregister.

@@ -90,7 +90,7 @@ func (i manifestInput) namespace() *corev1.Namespace {
 var agentYAML string
 
 // objects returns the objects of agent.yaml, the ClusterRole first and the Deployment last. It replaces the labels in
-// agent.yaml by those of objectMeta, and adds the annotations of objectMeta to those in agent.yaml.
+// agent.yaml by the labels of objectMeta, and adds the annotations of objectMeta.
 func (i manifestInput) objects() ([]*unstructured.Unstructured, error) {
 	objects, err := join.RenderManifest(agentYAML, map[string]any{
 		"Namespace": i.request.Namespace, "Role": AgentRole(i.request.Namespace), "CSR": i.csr, "Kubeconfig": i.kubeconfig,
